@@ -71,21 +71,6 @@ def test_expected_scores_have_the_measured_spread():
     assert expected.spread == pytest.approx(0.2, rel=0.35)
 
 
-def test_arrays_lists_dicts_and_tensors_of_pytorch_are_alike():
-    import torch
-
-    (parameters,) = noisy(1, {"weight": 1.0, "bias": 1.0})
-    named = Displacement(CANARY)
-    facts = named.craft(RUN, noisy(16, {"weight": 1.0, "bias": 1.0}))
-    score = named.score(RUN, facts, parameters)
-    as_torch = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in parameters.items()}
-    nested = Displacement([(CANARY["weight"],), CANARY["bias"]])
-    assert named.score(RUN, facts, as_torch) == score
-    assert named.score(RUN, facts, list(parameters.values())) == score
-    assert nested.score(RUN, facts, [(parameters["weight"],), parameters["bias"].tolist()]) == score
-    assert nested.score(RUN, facts, as_torch) == score
-
-
 def test_names_decide_which_tensor_is_which():
     attack = Displacement({"one": np.array([1.0, 0.0]), "two": np.array([0.0, 2.0])})
     facts = {"weights": [1.0, 10.0], "centre": 0.0}

@@ -43,19 +43,6 @@ def test_interrupted_audit_resumes_and_equals_an_uninterrupted_one(tmp_path, mon
     assert resumed.estimates == whole.estimates
 
 
-def test_finished_audit_is_read_and_not_trained_again(tmp_path, monkeypatch):
-    path = tmp_path / "x.sqlite"
-    first = li.audit(RUN, noisy_sum, models=20, store=path)
-
-    def never(*arguments):
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr("lastiterate.auditing.experiments.user_trainer.UserTrainings.score", never)
-    again = li.audit(RUN, noisy_sum, models=20, store=path)
-    assert again.estimates == first.estimates
-    assert again.seconds >= first.seconds
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"models": 21}, {"seed": 1}, {"run": RUN.replace(steps=31)}, {"problem": lambda seed, canary: 0.0}],
@@ -82,17 +69,3 @@ def test_score_that_is_no_number_is_refused_and_earlier_ones_are_kept(tmp_path):
         li.audit(RUN, fails_late, models=10, store=path)
     with Store.read(path) as store:
         assert len(store.done()) == 4
-
-
-def test_what_does_not_go_together_is_refused_and_leaves_no_store(tmp_path):
-    path = tmp_path / "x.sqlite"
-    for given, sentence in [
-        ((RUN.replace(optimizer=None), PROBLEM, ATTACK), "optimizer must be given for the trainer, got None"),
-        ((RUN, noisy_sum, ATTACK), "attack must be None or lastiterate.attacks.Displacement for a trainer"),
-        ((RUN, PROBLEM, attacks.Displacement([1.0])), "attack must be one of lastiterate.attacks for a problem"),
-        ((RUN, None, ATTACK), "problem must be a training.Problem or a trainer for this attack, got None"),
-        ((RUN, PROBLEM, attacks.OneRun()), "models must be at most 650"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            li.audit(*given, models=700, store=path)
-        assert not list(tmp_path.iterdir())

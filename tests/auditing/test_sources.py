@@ -47,12 +47,6 @@ def test_every_way_to_import_leads_to_the_module_and_its_package(load, line):
     assert found == {"mine.py", "__init__.py", "part.py", "inner.py"}
 
 
-def test_an_import_within_a_function_counts_and_one_of_a_package_does_not(load):
-    mine = "import numpy, lastiterate, json\ndef train(seed, canary):\n    from helper import x\n    return x\n"
-    train = load(mine=mine, helper="x = 1.0\n")
-    assert {path.name for path in neighbours(_file(train))} == {"mine.py", "helper.py"}
-
-
 def test_which_folder_code_is_in_does_not_count_but_which_helper_is_which_does(load, tmp_path):
     train = load(mine="import one, two\ndef train(seed, canary):\n    return 0.0\n", one="X = 1\n", two="X = 2\n")
     first = own_source(train)
@@ -61,16 +55,6 @@ def test_which_folder_code_is_in_does_not_count_but_which_helper_is_which_does(l
     copied = tmp_path / "elsewhere"
     subprocess.run(["cp", "-r", str(_file(train).parent), str(copied)], check=True)
     assert _in_another_process(copied, "from mine import train", "own_source(train)") == first
-
-
-def test_functions_of_one_name_in_one_file_are_told_apart(load):
-    functions = [f"    def train(seed, canary): return {value}\n" for value in (1.0, 2.0)]
-    mine = f"import os\nif os.environ.get('X'):\n{functions[0]}else:\n{functions[1]}"
-    one = load(mine=mine)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("X", "1")
-        two = load()
-    assert own_source(one) != own_source(two)
 
 
 def test_what_was_made_by_exec_has_no_source():

@@ -114,17 +114,6 @@ def _scores(name, path):
     return path
 
 
-def test_the_limit_is_what_the_environment_says(tmp_path, monkeypatch):
-    path = tmp_path / "some.npz"
-    np.savez(path, **arrays())
-    load_npz(path)
-    size = sum(value.nbytes for value in arrays().values())
-    monkeypatch.setenv(VARIABLE, str(size))
-    load_npz(path)
-    monkeypatch.setenv(VARIABLE, str(size - 1))
-    assert f"must unpack to at most {size - 1} bytes, the limit {VARIABLE}" in refusal(load_npz, path)
-
-
 def _archive(path, method, contents):
     with zipfile.ZipFile(path, "w", method) as archive:
         for key, content in contents.items():

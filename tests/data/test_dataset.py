@@ -36,19 +36,6 @@ def test_nothing_in_it_can_be_changed_not_even_through_the_arrays_it_was_made_of
     np.testing.assert_array_equal(getattr(data, key), before)
 
 
-def test_taking_some_gives_the_first_and_keeps_the_classes_without_copying():
-    data = Dataset(**fields())
-    part = data.take(train=2, test=1)
-    np.testing.assert_array_equal(part.x_train, data.x_train[:2])
-    np.testing.assert_array_equal(part.y_train, data.y_train[:2])
-    np.testing.assert_array_equal(part.x_test, data.x_test[:1])
-    np.testing.assert_array_equal(part.y_test, data.y_test[:1])
-    assert (part.name, part.classes) == ("some", 3)
-    assert np.shares_memory(part.x_train, data.x_train)
-    assert len(data.take(train=2).x_test) == 3
-    assert len(data.take(test=2).x_train) == 6
-
-
 def test_bytes_become_floats_with_an_axis_of_channels():
     given = arrays()
     data = Dataset.from_arrays("some", **given)

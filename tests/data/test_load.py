@@ -11,27 +11,12 @@ import numpy as np
 import pytest
 
 from lastiterate.data import load, load_npz
-from tests.data.writers import arrays, binary_batch, python2_batch, refusal, write_cifar10, write_idx
+from tests.data.writers import arrays, binary_batch, refusal, write_cifar10, write_idx
 
 UNDERSTOOD = (
     "path must be the word digits, an .npz file, a folder of idx files (like MNIST), "
     "or a folder of CIFAR-10's own files"
 )
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_folder_of_idx_files_is_recognised(tmp_path, packed):
-    write_idx(tmp_path, packed=packed)
-    assert load(str(tmp_path)).x_train.shape == (6, 5, 7, 1)
-
-
-@pytest.mark.parametrize(
-    ("inner", "ending", "write"), [("", "", python2_batch), ("cifar-10-batches-bin", ".bin", binary_batch)]
-)
-def test_a_folder_of_cifar10_is_recognised(tmp_path, inner, ending, write):
-    (tmp_path / inner).mkdir(exist_ok=True)
-    write_cifar10(tmp_path / inner, write, ending)
-    assert load(tmp_path).name == "cifar10"
 
 
 def test_anything_else_is_told_what_is_understood(tmp_path):

@@ -131,18 +131,6 @@ def test_the_clipped_sum_is_the_same_for_every_microbatch(case, microbatch, writ
     assert gradients.microbatch == microbatch
 
 
-def test_the_clipped_sum_is_the_same_with_checkpointing(case):
-    case = case.changed()
-    calls = []
-    gradients = case.gradients(checkpointing=True, microbatch=32)
-    case.model.get_input_embeddings().register_forward_hook(lambda *_: calls.append("embedding"))
-    case.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append("layer"))
-    case.assert_clipped(gradients)
-    assert gradients.microbatch == 1
-    assert calls.count("embedding") == len(case.tokens)
-    assert calls.count("layer") == 2 * len(case.tokens)  # the second time to get the activations back
-
-
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
 def test_checkpointing_leaves_out_dropout_as_a_model_in_use_does(family):
     assert_same_with_checkpointing(family, **DROPOUTS[family])
@@ -201,32 +189,6 @@ def test_a_microbatch_is_halved_until_it_fits(llama, monkeypatch):
     assert tried == [7, 7, 7, 4, 2, 2, 2, 1]  # at once 32, 16, 8 and 4, of which there are 7, and then 2
 
 
-@pytest.mark.parametrize("microbatch", [1, 32])
-def test_what_is_not_the_fault_of_computing_at_once_reaches_the_caller(llama, monkeypatch, microbatch):
-    gradients = llama.gradients(microbatch=microbatch)
-    wrong = llama.tokens.clone()
-    wrong[1, 1] = 64
-    with pytest.raises(IndexError, match="out of range"):
-        gradients.clipped_sum(llama.start, wrong, llama.lengths, 1.0)
-    assert gradients.microbatch == microbatch
-
-    def broken(*_, **__):
-        raise RuntimeError("a layer is broken")
-
-    monkeypatch.setattr(llama.model, "forward", broken)
-    with pytest.raises(RuntimeError, match=r"^a layer is broken$"):
-        gradients.clipped_sum(llama.start, llama.tokens, llama.lengths, 1.0)
-
-
-def test_memory_that_does_not_suffice_for_one_example_reaches_the_caller(llama, monkeypatch):
-    def never(*_, **__):
-        raise torch.OutOfMemoryError("no memory left")
-
-    monkeypatch.setattr(llama.model, "forward", never)
-    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
-        llama.gradients(microbatch=4).clipped_sum(llama.start, llama.tokens, llama.lengths, 1.0)
-
-
 @given(exponent=st.floats(-4, 4), microbatch=st.sampled_from([1, 3, 32]))
 def test_each_gradient_is_clipped_by_its_norm_over_all_parameters(llama, exponent, microbatch):
     llama.assert_clipped(llama.gradients(microbatch=microbatch), llama.middle_norm * 10**exponent)
@@ -249,26 +211,6 @@ def test_clip_factors_are_those_of_numpy_and_1_where_there_is_no_gradient(clip_n
     assert (norms * found.numpy() <= clip_norm * (1 + 1e-6)).all()
 
 
-def test_parameters_that_are_not_trained_count_in_no_norm(llama):
-    name = "model.layers.0.mlp.up_proj.weight"
-    part = llama.changed(
-        start={name: llama.start[name]}, expected=[{name: gradient[name]} for gradient in llama.expected]
-    )
-    part.model.requires_grad_(False)
-    part.assert_clipped(part.gradients())
-
-
-def test_the_parameters_given_are_used_and_not_those_of_the_model(llama):
-    case = moved(llama)
-    gradients = case.gradients()
-    for row, length, expected in zip(case.tokens, case.lengths, case.expected, strict=True):
-        assert_close(gradients.one(case.start, row[:length]), expected)
-    found = gradients.losses(case.start, case.tokens, case.lengths)
-    assert found.numpy() == pytest.approx(case.losses, rel=TOLERANCE)
-    case.assert_clipped(gradients)
-    assert all(torch.equal(value, llama.start[name]) for name, value in case.model.named_parameters())
-
-
 def moved(case):
     """The model as it is, and parameters as they are after some steps."""
     start = {name: 1.2 * value for name, value in case.start.items()}
@@ -279,14 +221,3 @@ def moved(case):
     found = [alone(reference, row[:length]) for row, length in zip(case.tokens, case.lengths, strict=True)]
     losses, expected = zip(*found, strict=True)
     return case.changed(start=start, losses=np.array(losses), expected=list(expected))
-
-
-def test_written_out_gradients_in_bfloat16_are_added_up_in_float32(tiny_llama, llama):
-    model = load_model(tiny_llama, dtype="bfloat16")
-    start = {name: value.detach() for name, value in model.named_parameters()}
-    gradients = ExampleGradients(model, start, llama.tokens.shape[1], microbatch=1, written_out=True)
-    each = [gradients.one(start, row[:length]) for row, length in zip(llama.tokens, llama.lengths, strict=True)]
-    found = gradients.clipped_sum(start, llama.tokens, llama.lengths, 1e6)
-    expected = {name: sum(gradient[name].double().numpy() for gradient in each) for name in start}
-    assert {value.dtype for value in each[0].values()} == {torch.bfloat16}
-    assert_close(found, expected)

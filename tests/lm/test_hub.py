@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from lastiterate.lm.hub import load_model, load_tokenizer, model_folder, weights_digest
-from tests.data.writers import SHARED, refusal
+from tests.data.writers import refusal
 from tests.lm.conftest import SIZES, into_shards
 
 
@@ -69,14 +69,6 @@ def test_weights_that_a_configuration_names_are_refused(folder, pickled, place):
     assert not marker.exists()
 
 
-def test_adapters_are_refused_whether_or_not_peft_is_there(folder, pickled):
-    content, marker = pickled
-    (folder / "adapter_model.bin").write_bytes(content)
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
-    assert "merge the adapter into the model" in refusal(load_model, folder)
-    assert not marker.exists()
-
-
 @pytest.fixture
 def with_code(folder, tmp_path, monkeypatch):
     """A model of a type that only its own code knows, and the file that appears if that code runs."""
@@ -105,18 +97,6 @@ def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(with_code):
     assert not marker.exists()
     assert type(load_model(folder, trust_remote_code=True)).__name__ == "StrangeModel"
     assert marker.exists()
-
-
-@pytest.mark.parametrize(
-    ("config", "architecture"),
-    [("T5Config", "T5ForConditionalGeneration"), ("ViTConfig", "ViTModel"), ("BertConfig", "BertForMaskedLM")],
-)
-def test_what_is_no_causal_language_model_is_refused(folder, config, architecture):
-    getattr(transformers, config)(architectures=[architecture]).save_pretrained(folder)
-    assert f"must be a causal language model, got {architecture}" in refusal(load_model, folder)
-    getattr(transformers, config)().save_pretrained(folder)
-    if config != "BertConfig":
-        assert "must be a causal language model, got a configuration of type" in refusal(load_model, folder)
 
 
 @pytest.mark.parametrize("is_decoder", [True, False])
@@ -158,13 +138,6 @@ def test_damage_is_told_in_one_sentence(folder):
     assert "could not be loaded by transformers" in refusal(load_tokenizer, folder)
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "./nothing", "/nothing/here", "no spaces", Path("owner/model"), "", None, 3])
-@pytest.mark.parametrize("call", [load_model, load_tokenizer, weights_digest])
-def test_a_name_is_a_folder_or_could_be_on_the_hub(call, name, no_network):
-    assert "Hugging Face hub" in refusal(call, name)
-    assert not no_network
-
-
 def test_the_digest_is_of_weights_and_configuration_and_not_of_names(folder, tmp_path):
     digest = weights_digest(folder)
     assert len(bytes.fromhex(digest)) == 32
@@ -178,15 +151,3 @@ def test_the_digest_is_of_weights_and_configuration_and_not_of_names(folder, tmp
     assert weights_digest(elsewhere) != digest
     set_config(folder, rms_norm_eps=1e-4)
     assert weights_digest(folder) != digest
-
-
-@pytest.mark.skipif(not (SHARED / "stories260k").exists(), reason="the pretrained model is not there")
-def test_a_pretrained_model_knows_english():
-    tokenizer, model = load_tokenizer(SHARED / "stories260k"), load_model(SHARED / "stories260k")
-
-    def loss(text):
-        ids = torch.tensor([tokenizer(text)["input_ids"]])
-        with torch.no_grad():
-            return float(model(ids, labels=ids).loss)
-
-    assert loss("Once upon a time, there was a little girl.") + 1 < loss("little girl. was time there Once upon, a a")

@@ -76,24 +76,3 @@ def test_only_what_is_needed_is_downloaded(fake_hub, folder, sharded):
     assert weights_digest("owner/tiny") == weights_digest(folder)
     model_folder("owner/tiny", trust_remote_code=True)
     assert {path.name for path in snapshot.iterdir()} == {*needed, "code.py"}
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        ("GatedRepoError", "accepted its terms"),
-        ("RepositoryNotFoundError", "the hub has none of that name"),
-        ("LocalEntryNotFoundError", "the hub could not be reached"),
-    ],
-)
-def test_why_a_model_cannot_be_had_is_said(monkeypatch, error, words):
-    kind = getattr(huggingface_hub.errors, error)
-
-    def download(*_, **__):
-        raise kind.__new__(kind)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    message = refusal(load_model, "owner/tiny")
-    assert "'owner/tiny'" in message
-    assert words in message

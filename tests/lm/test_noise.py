@@ -52,17 +52,3 @@ def test_noise_is_the_same_on_any_number_of_cores(threads):
     threads(3)
     assert torch.equal(alone, noise_of(5))
     assert not torch.equal(alone, noise_of(6))
-
-
-def test_streams_have_seeds_of_their_own():
-    class Twice:
-        """Draws seeds that PyTorch would take for equal ones, then others."""
-
-        def __init__(self) -> None:
-            self.drawn = [np.array([7, 7 + 2**32]), np.array([7, 8])]
-
-        def integers(self, most: int, size: int) -> np.ndarray:
-            return self.drawn.pop(0)
-
-    made = noise.streams(2 * 2**20, CPU, Twice())  # type: ignore[arg-type]
-    assert [each.initial_seed() for each in made] == [7, 8]

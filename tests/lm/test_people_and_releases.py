@@ -8,7 +8,7 @@ import torch
 
 import lastiterate as li
 from lastiterate.auditing.evidence.score_signal import signal_of
-from lastiterate.lm import OneRunTokens, TextProblem, UnseenTokens
+from lastiterate.lm import TextProblem, UnseenTokens
 from lastiterate.lm.fine_tuning import Model, train_models
 from tests.lm.conftest import SPECIAL, SPOKEN
 
@@ -40,17 +40,6 @@ def test_releases_are_the_iterates_of_shorter_runs(problem):
     assert all(torch.equal(shown[-1][name], value) for name, value in last.items())
 
 
-def test_what_replaces_a_canary_is_in_its_place_and_drawn_with_it(problem):
-    """Model 3 of world "out" with a replacement is the same model with that as a canary, but for its draws' address."""
-    run = RUN.replace(noise_multiplier=1e-6, sample_rate=1.0, sampling="full")
-    other = [UNSEEN + 1] * 4
-    _, replaced = released_of(run, problem, Model(3, (False,)), replacements=[other])
-    ((_, trained, _),) = train_models(run, problem, [other], [Model(3, (True,))], 0, lambda _, last: last)
-    assert all(torch.allclose(replaced[name], value, atol=1e-5) for name, value in trained.items())
-    _, without = released_of(run, problem, Model(3, (False,)))
-    assert not all(torch.allclose(without[name], value, atol=1e-5) for name, value in trained.items())
-
-
 FIELDS = {
     "person": {"group_size": 3},
     "all of it": {"releases": [2], "group_size": 2, "neighbours": "replace", "optimizer": li.SGD(0.02, weight_decay=4)},
@@ -79,28 +68,3 @@ def test_scores_have_the_signal_that_is_expected(problem, name):
     assert expected.signal > 0.3
     assert result.verdict != "violation"
     assert ("a person with up to" in result.caveats[0]) == (run.group_size > 1)
-
-
-def test_what_cannot_be_audited_is_refused_in_a_sentence_before_anything_is_trained(problem):
-    for run, attack, message in (
-        (
-            RUN.replace(releases=2),
-            UnseenTokens("loss"),
-            "releases must be None for the score 'loss', got 2 of them: use score='gradient' or 'rows'",
-        ),
-        (RUN.replace(neighbours="replace"), UnseenTokens("loss"), "for the score 'loss', got 'replace'"),
-        (RUN.replace(releases=2), OneRunTokens(), "releases must be None for the attack OneRunTokens, got 2 of them"),
-        (RUN.replace(group_size=2), OneRunTokens(), "group_size must be 1 for the attack OneRunTokens, got 2"),
-        (
-            RUN.replace(releases=2, optimizer=li.SGD(0.02, momentum=0.9)),
-            UnseenTokens(),
-            "releases must be None, or all 6 steps, with momentum",
-        ),
-        (
-            RUN.replace(releases=6, optimizer=li.SGD(0.02, averaging="uniform")),
-            UnseenTokens(),
-            "averaging must be None for attacks on several releases",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            li.audit(run, problem, attack, models=2, progress=False)

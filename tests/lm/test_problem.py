@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import shutil
 from dataclasses import replace
 
@@ -37,19 +36,6 @@ def assert_same_bits(first, second):
     assert first.keys() == second.keys()
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
-
-
-def test_texts_are_split_cut_and_counted(tiny_llama, tiny_texts):
-    problem = TextProblem.of(tiny_llama, tiny_texts, longest=8)
-    assert problem.size == len(problem.tokens) == 36
-    assert len(problem.held_out) == 4
-    assert problem.tokens.ids.shape == (36, 8)
-    assert problem.tokens.cut > 30
-    assert problem.unit == "dialogue"
-    assert TextProblem.of(tiny_llama, tiny_texts, None).held_out is None
-    assert perplexity_before(TextProblem.of(tiny_llama, tiny_texts, None)) is None
-    with pytest.raises(ValueError, match="longest must be"):
-        TextProblem.of(tiny_llama, tiny_texts, longest=1)
 
 
 def test_what_is_unseen_is_in_no_text_neither_held_out_nor_behind_the_cut(tiny_llama):
@@ -159,39 +145,6 @@ def test_an_adapter_alone_is_trained_and_begins_alike_in_every_session(folder, t
     assert "a LoRA adapter" in problem.words
 
 
-def test_an_adapters_gradients_are_those_of_autograd(tiny_llama, tiny_texts):
-    loaded = load(TextProblem.of(tiny_llama, tiny_texts, trained="lora"))
-    torch.manual_seed(1)
-    start = {name: 0.3 * torch.randn_like(value) for name, value in loaded.start.items()}
-    with torch.no_grad():
-        for name, value in loaded.model.named_parameters():
-            if name in start:
-                value.copy_(start[name])
-    tokens, lengths = (values[:5] for values in loaded.examples)
-    found = loaded.gradients.several(start, tokens, lengths)
-    for row, (ids, length) in enumerate(zip(tokens, lengths, strict=True)):
-        loaded.model.zero_grad()
-        loaded.model(input_ids=ids[None, :length], labels=ids[None, :length]).loss.backward()
-        for name, value in loaded.model.named_parameters():
-            if name in start:
-                np.testing.assert_allclose(found[name][row], value.grad, atol=1e-5)
-            else:
-                assert value.grad is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"trained": "head"}, "^trained must be one of all, embeddings, lora, got 'head'$"),
-        ({"microbatch": 0}, "^microbatch must be"),
-        ({"added_tokens": -1}, "^added_tokens must be"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(tiny_llama, tiny_texts, changes, message):
-    with pytest.raises(ValueError, match=message):
-        TextProblem.of(tiny_llama, tiny_texts, **changes)
-
-
 def test_a_fingerprint_depends_on_all_that_scores_depend_on(tiny_llama, tiny_texts, tmp_path):
     first = TextProblem.of(tiny_llama, tiny_texts)
     ids, lengths = first.tokens.ids.copy(), first.tokens.lengths.copy()
@@ -216,14 +169,6 @@ def test_a_fingerprint_depends_on_all_that_scores_depend_on(tiny_llama, tiny_tex
         replace(first, unit="text"),
     ]
     assert len({fingerprint(problem) for problem in problems}) == len(problems)
-
-
-def test_a_problem_that_was_sent_to_another_process_is_the_same(tiny_llama, tiny_texts):
-    problem = TextProblem.of(tiny_llama, tiny_texts, added_tokens=2)
-    before = released(problem, 1, 1)[0]
-    sent = pickle.loads(pickle.dumps(problem))
-    assert load(sent) is not load(problem)
-    assert_same_bits(before, released(sent, 1, 1)[0])
 
 
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_gemma2"])

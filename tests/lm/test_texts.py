@@ -35,12 +35,6 @@ def test_convai2_has_one_text_a_dialogue_without_candidates_and_personas(tmp_pat
     assert texts == Texts(("hello ?\nhi .\nand you ?\nme too .", "who is there ?"), "dialogue")
 
 
-def test_a_number_that_is_missing_does_not_put_two_dialogues_into_one(tmp_path):
-    path = write(tmp_path, "1 a\tb\n2 c\td\n2 e\tf\n")
-    assert "'2 e\\tf' on line 3 instead of number 3, or 1" in refusal(read_texts, path)
-    assert "'words' on line 2" in refusal(read_texts, write(tmp_path, "1 a\tb\nwords\n"))
-
-
 @pytest.mark.parametrize("key", ["turns", "dialog", "utterances"])
 def test_json_lines_with_turns_are_dialogues(tmp_path, key):
     texts = read_texts(write_lines(tmp_path, {key: ["a ", "", "b"]}, {"id": 3, key: ["c\u2028d"]}))
@@ -50,13 +44,6 @@ def test_json_lines_with_turns_are_dialogues(tmp_path, key):
 def test_json_lines_with_messages_keep_their_roles(tmp_path):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b"}]
     assert read_texts(write_lines(tmp_path, {"messages": messages})) == Texts(("user: a\nassistant: b",), "dialogue")
-
-
-def test_both_forms_of_personachat_give_the_same_texts(tmp_path):
-    record = {"your_persona": ["i like x."], "partner_persona": ["i like y."], "turns": ["hello ?", "hi ."]}
-    as_text = write(tmp_path, "\n".join(CONVAI2.split("\n")[:3]))
-    for persona in (False, True):
-        assert read_texts(write_lines(tmp_path, record), persona=persona) == read_texts(as_text, persona=persona)
 
 
 def test_plain_texts_are_separated_by_blank_lines(tmp_path):
@@ -116,20 +103,6 @@ def test_a_held_out_share_is_the_same_every_time_and_leaves_the_rest():
     assert split_texts(texts, 0.2, seed=8)[1] != held_out
 
 
-@pytest.mark.parametrize(
-    ("held_out", "seed", "words"),
-    [
-        (0.0, 1, "held_out must be in (0, 1), got 0.0"),
-        (1.0, 1, "held_out must be in (0, 1), got 1.0"),
-        (0.01, 1, "at least one text on each side, got 0.01 of 4, which is 0"),
-        (0.99, 1, "at least one text on each side, got 0.99 of 4, which is 4"),
-        (0.5, -1, "seed must be an integer"),
-    ],
-)
-def test_a_split_has_something_on_both_sides(held_out, seed, words):
-    assert words in refusal(split_texts, Texts(("a", "b", "c", "d"), "text"), held_out, seed)
-
-
 def test_texts_of_json_lines_have_an_owner_if_asked(tmp_path):
     file = tmp_path / "d.jsonl"
     records = [{"text": f"text {place}", "user": user} for place, user in enumerate(["a", 7, "a", "7", "b", "a"])]
@@ -142,11 +115,3 @@ def test_texts_of_json_lines_have_an_owner_if_asked(tmp_path):
     both = {(text, person) for side in (kept, held) for text, person in zip(side.texts, side.people, strict=True)}
     assert both == set(zip(texts.texts, texts.people, strict=True))
     assert read_texts(file).people is None
-
-
-@pytest.mark.parametrize("person", [None, True, 1.5, "", ["a"]])
-def test_a_text_of_nobody_is_refused_with_its_line(tmp_path, person):
-    file = tmp_path / "d.jsonl"
-    file.write_text(json.dumps({"text": "a", "user": "b"}) + "\n" + json.dumps({"text": "a", "user": person}))
-    with pytest.raises(ValueError, match=r"must name the person of each text in 'user', .* on line 2"):
-        read_texts(file, by="user")

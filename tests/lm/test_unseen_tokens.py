@@ -11,10 +11,10 @@ import torch
 import lastiterate as li
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.auditing.stores.store import Store
-from lastiterate.lm import TextProblem, Texts, UnseenTokens
+from lastiterate.lm import TextProblem, UnseenTokens
 from lastiterate.lm.fine_tuning import Model, TextReferences, train_models
 from lastiterate.lm.text_problem import load
-from lastiterate.lm.unseen_tokens import candidates, find_direction
+from lastiterate.lm.unseen_tokens import find_direction
 from tests.lm.conftest import SPECIAL, SPOKEN
 
 RUN = li.DPSGD(4, 0.5, 0.6, clip_norm=0.5, optimizer=li.SGD(0.02))
@@ -29,24 +29,6 @@ def problem(tiny_llama, tiny_texts):
 
 def crafted(problem, attack, run=RUN):
     return attack.craft(run, problem, TextReferences(0, progress=False))
-
-
-def test_candidates_are_sequences_of_unseen_tokens_with_one_two_four_different():
-    unseen = np.arange(40, 64)
-    found = candidates(unseen, 8, 9, seed=1)
-    assert [len(set(each)) for each in found] == [1, 2, 4, 8, 1, 2, 4, 8, 1]
-    assert all(len(each) == 8 and set(each) <= set(unseen.tolist()) for each in found)
-    assert found == candidates(unseen, 8, 9, seed=1) != candidates(unseen, 8, 9, seed=2)
-
-
-def test_no_unseen_token_is_refused_with_the_way_out(tiny_llama, tiny_texts):
-    everything = Texts((*tiny_texts.texts, " ".join(f"never{i}" for i in range(64 - UNSEEN))), "dialogue")
-    problem = TextProblem.of(tiny_llama, everything, None)
-    with pytest.raises(ValueError, match=r"all occur: add tokens to the model, as with added_tokens=16"):
-        li.audit(RUN, problem, models=2, progress=False)
-    with_added = TextProblem.of(tiny_llama, everything, None, added_tokens=4)
-    facts = crafted(with_added, UnseenTokens(candidates=2, references=8))
-    assert set(facts["canary"]) <= {64, 65, 66, 67}
 
 
 @pytest.mark.parametrize("score", ["gradient", "rows"])

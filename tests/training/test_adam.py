@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.trainers.adam_second_moment import SecondMoment
 from lastiterate.training import Problem, problems, second_moment, train
 from lastiterate.training.update import start, update
 
@@ -93,16 +92,3 @@ def test_the_share_of_noise_is_the_one_that_follows_from_the_gradients():
     assert found.busy[-1] == pytest.approx(noise + sums, rel=0.1)
     assert found.busy_noise_share == pytest.approx(noise / (noise + sums), rel=0.5)
     assert found.busy_noise_share < found.noise_share < 0.5
-
-
-def test_what_is_not_adam_or_not_a_second_moment_is_refused():
-    with pytest.raises(ValueError, match=r"run\.optimizer must be a lastiterate\.Adam"):
-        second_moment(li.DPSGD(3, 0.5, 1.0, optimizer=li.SGD(0.1)), linear(10, 1.0))
-    with pytest.raises(ValueError, match=r"models must be an integer in \[2, "):
-        second_moment(li.DPSGD(3, 0.5, 1.0, optimizer=li.Adam()), linear(10, 1.0), models=1)
-    with pytest.raises(ValueError, match="steps must be at least one step, in increasing order"):
-        SecondMoment((2, 1), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), 10)
-    with pytest.raises(ValueError, match="busy must be 1 finite numbers"):
-        SecondMoment((2,), (1.0,), (1.0,), (1.0, 2.0), 10)
-    with pytest.raises(ValueError, match="clip_norm times noise_multiplier must be in"):
-        train(li.DPSGD(3, 0.5, 1e20, optimizer=li.Adam()), linear(10, 1.0), models=1)

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 import lastiterate as li
-from lastiterate.training.problems import _largest_batch, binary_logistic, clip_features, linear, ridge
+from lastiterate.training.problems import _largest_batch, binary_logistic, linear, ridge
 
 GENERATOR = np.random.default_rng(0)
 FEATURES = GENERATOR.normal(size=(60, 3))
@@ -50,19 +50,6 @@ def test_what_may_expand_is_refused() -> None:
         li.contraction_of(ridge(FEATURES, LABELS), RUN.replace(optimizer=None), feature_norm=4.0)
     with pytest.raises(ValueError, match="labels"):
         binary_logistic(FEATURES, np.zeros(60))
-
-
-def test_clipped_features_are_what_is_trained_on() -> None:
-    problem = ridge(FEATURES, LABELS)
-    clipped = clip_features(problem, 1.0)
-    norms = np.linalg.norm(clipped.examples[0], axis=1)
-    assert norms.max() == pytest.approx(1.0)
-    short = np.linalg.norm(FEATURES, axis=1) < 1.0
-    assert short.any()
-    assert np.array_equal(clipped.examples[0][short], problem.examples[0][short])
-    assert np.array_equal(clipped.examples[1], problem.examples[1])
-    assert clipped.curvature == problem.curvature
-    assert 0.0 < li.contraction_of(clipped, RUN, feature_norm=1.0).value < 1.0
 
 
 def test_batches_of_copies_are_binomial_in_all_copies():

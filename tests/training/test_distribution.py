@@ -85,15 +85,3 @@ def test_noise_of_digits_models_is_standard_normal_in_units_of_multiplier_and_cl
     assert stats.kstest(noise[:, :, 1:].ravel(), "norm").pvalue > FALSE_ALARM
     assert noise[:, :, 0].std() == pytest.approx(1, rel=4 / np.sqrt(2 * 16_000))
     assert noise[:, :, 1:].std() == pytest.approx(1, rel=4 / np.sqrt(2 * 16_000 * 39))
-
-
-def test_noise_is_not_correlated_between_models_steps_or_coordinates(increments):
-    _, sizes, noise = increments
-    models = np.corrcoef(noise.reshape(2000, -1)[:300])
-    steps = np.corrcoef(noise.transpose(1, 0, 2).reshape(8, -1))
-    coordinates = np.corrcoef(noise.transpose(2, 0, 1).reshape(40, -1))
-    for correlation, samples in ((models, 8 * 40), (steps, 2000 * 40), (coordinates, 2000 * 8)):
-        pairs = correlation[np.triu_indices(len(correlation), 1)] * np.sqrt(samples)
-        assert np.abs(pairs).max() < stats.norm.isf(FALSE_ALARM / 2 / pairs.size)
-    with_sizes = np.corrcoef(sizes.ravel(), noise[:, :, 1].ravel())[0, 1]
-    assert abs(with_sizes) < 4 / np.sqrt(sizes.size)

@@ -108,21 +108,6 @@ def test_normals_are_box_and_mullers_to_the_precision_of_float32():
     assert np.quantile(np.abs(found - expected), 0.99) < 1e-6
 
 
-def test_normals_in_double_precision_are_the_same_draws_with_more_digits():
-    keys = keys_of(50).noise
-    single = normals(keys, 5, (201,))
-    with jax.enable_x64(True):
-        double = normals(keys, 5, (201,), dtype=jnp.float64)
-        first, second = (np.asarray(word) for word in words(keys, 5, jnp.arange(101)))
-    assert double.dtype == np.float64
-    np.testing.assert_allclose(single, double, rtol=3e-6, atol=5e-4)
-    fraction = ((second >> 7) % 2**23 + 0.5) / 2**23  # the quarter's 30 bits, without the last 7
-    angle = (second >> 30) * (np.pi / 2) + (fraction - 0.5) * (np.pi / 2)
-    radius = np.sqrt(-2 * np.log((first + 0.5) / 2**32))
-    expected = np.concatenate([radius * np.sin(angle), radius * np.cos(angle)], axis=1)[:, :201]
-    np.testing.assert_allclose(double, expected, rtol=1e-12, atol=1e-14)
-
-
 def test_normals_end_just_below_seven_standard_deviations():
     keys = keys_of(1).noise
     for quadrant, direction in enumerate([(0, 1), (1, 0), (0, -1), (-1, 0)]):
@@ -153,11 +138,6 @@ def test_normals_are_uncorrelated_between_models_and_between_worlds():
     numbers = [0, 1, 2, 3, 2**31, 2**32 - 1]
     keys = model_keys(7, np.repeat(np.array(numbers, np.uint32), 2), np.tile([False, True], 6))
     assert_uncorrelated(*np.asarray(normals(keys.noise, 0, (100_000,))))
-
-
-def test_normals_are_uncorrelated_between_streams_and_seeds():
-    keys = [*keys_of(400, 7), *keys_of(400, 8), *keys_of(400, 7 + 2**32)]
-    assert_uncorrelated(*(np.asarray(normals(key, 0, (500,))) for key in keys))
 
 
 def test_the_offset_is_the_address_of_the_first_counter():
@@ -195,16 +175,3 @@ def test_keys_depend_on_seed_model_world_and_stream_and_never_meet():
     pairs = np.concatenate(found).astype(np.uint64)
     together = pairs[:, 0] << np.uint64(32) | pairs[:, 1]
     assert np.unique(together).size == together.size == len(seeds) * 2 * len(Keys._fields) * numbers.size
-
-
-def test_keys_of_a_model_do_not_depend_on_the_others():
-    everyone, others = (model_keys(7, np.arange(3), np.array(worlds)) for worlds in ([0, 1, 0], [1, 1, 1]))
-    for one, other, alone in zip(everyone, others, keys_of(3), strict=True):
-        np.testing.assert_array_equal(one[1], other[1])
-        np.testing.assert_array_equal(one[::2], alone[::2])
-
-
-def test_the_key_of_a_loss_follows_its_slot_and_not_its_place_in_the_batch():
-    keys = keys_of(1).loss
-    forward, backward = (jax.random.key_data(loss_keys(keys, 0, jnp.array([slots]))) for slots in ([3, 8], [8, 3]))
-    np.testing.assert_array_equal(forward[0], backward[0, ::-1])

@@ -5,15 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lastiterate.training import Moment, Problem
 from lastiterate.training.gradients import GradientForm, Plain, Product, gradient_form
-from lastiterate.training.program import describe_gradients
 
 EXAMPLES = 5
 
@@ -173,41 +170,6 @@ def reversed_gradient(x):
 reversed_gradient.defvjp(lambda x: (x, None), lambda _, g: (-2.0 * g,))
 
 
-def test_leaves_of_any_shape_are_right():
-    def loss(p, x):
-        return squared(p["scale"] * (x @ p["vector"])) + p["constant"] + jnp.sum(p["ones"]) + 0 * jnp.sum(p["unused"])
-
-    parameters = {
-        "constant": jnp.array(0.3),
-        "ones": array(1, 2),
-        "scale": jnp.array(0.5),
-        "unused": array(2, 2, 2),
-        "vector": array(3, 4),
-    }
-    found = forms(loss, parameters, per_example(4, 4))
-    assert len(found) == 5
-    assert all(kind in (Plain, Product) for kind in found)
-
-
-def test_a_gradient_need_not_be_one_of_anything():
-    """It may be the example itself, a constant, one array twice, or a product that was asked for."""
-
-    def gradient(p, x):
-        outer = jnp.outer(x, x)
-        return {"a": x, "b": jnp.ones(2), "c": outer, "d": outer, "e": 1.0 + 0.0 * p["e"], "f": x[:, None] @ x[None]}
-
-    parameters = {"a": array(1, 4), "b": array(2, 2), "c": array(3, 4, 4), "d": array(4, 4, 4), "e": jnp.array(1.0)}
-    form = assert_as_written_out(gradient, parameters, per_example(5, 4))
-    assert kinds(form)[-1] is Product
-
-
-def test_a_product_needs_less_memory_than_its_gradient():
-    form = gradient_form(jax.grad(lambda w, x: squared(x @ w)), array(1, 200, 100), array(2, 200))
-    assert form.numbers < 400
-    plain = gradient_form(jax.grad(lambda w, x: squared(x @ (w * w))), array(1, 200, 100), array(2, 200))
-    assert plain.numbers == 20_000
-
-
 @pytest.mark.parametrize("shape", [(3, 40, 30), (50, 3, 2)], ids=["Gram", "written out"])
 def test_terms_that_cancel_leave_a_norm_near_zero_and_no_nan(shape):
     """Positions that see the same patch, with gradients that add up to nothing."""
@@ -241,43 +203,6 @@ def test_clipping_holds_where_the_terms_of_a_product_nearly_cancel(height):
     assert (lengths <= (1 + 1e-3) * np.asarray(norms)).all()
 
 
-def equinox_forms(model, loss, x) -> list[type]:
-    """The kinds of a model's leaves as the trainer sees them, equal to brute force."""
-    problem = Problem(model, examples=(x, np.arange(EXAMPLES) % 3), loss=loss)
-    form = describe_gradients(problem)
-    keys = jax.random.split(jax.random.key(0), EXAMPLES)
-
-    def gradient(trained, example):
-        return problem.example_gradient(trained, example[0], Moment(jnp.int32(0), example[1]))
-
-    checked = assert_as_written_out(gradient, problem.trainable, (problem.examples, keys))
-    assert checked.leaves == form.leaves
-    return kinds(form)
-
-
 def cross_entropy(model, example, moment):
     x, y = example
     return -jax.nn.log_softmax(model(x))[y]
-
-
-def in_double(model):
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if eqx.is_inexact_array(leaf) else leaf, model)
-
-
-def test_convolutions_norms_and_dropout_of_equinox_are_right():
-    keys = jax.random.split(jax.random.key(0), 2)
-    model = in_double(
-        {
-            "convolution": eqx.nn.Conv2d(1, 2, 3, key=keys[0]),
-            "last": eqx.nn.Linear(32, 3, key=keys[1]),
-            "norm": eqx.nn.LayerNorm(32),
-        }
-    )
-
-    def loss(model, example, moment):
-        features = model["norm"](jnp.tanh(model["convolution"](example[0])).ravel())
-        kept = eqx.nn.Dropout(0.5)(features, key=moment.key)
-        return cross_entropy(lambda _: model["last"](kept), example, moment)
-
-    found = equinox_forms(model, loss, per_example(1, 1, 6, 6))
-    assert found == [Plain, Plain, Product, Plain, Plain, Plain]

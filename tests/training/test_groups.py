@@ -10,7 +10,7 @@ import lastiterate as li
 from lastiterate import data
 from lastiterate.attacks import Adversarial, GradientSpace
 from lastiterate.auditing.evidence.score_signal import expected_signal
-from lastiterate.training import ExampleCanary, GradientCanary, problems, train
+from lastiterate.training import GradientCanary, problems, train
 
 QUIET = 1e-6  # noise, next to which a canary is counted exactly
 
@@ -29,13 +29,6 @@ def test_copies_of_a_gradient_canary_are_binomial(others):
     expected = np.random.default_rng(0).binomial(12, 0.3, 4000)
     assert ks_2samp(counts, expected).pvalue > 1e-3
     assert counts.mean() == pytest.approx(3.6, abs=0.1)
-
-
-def test_copies_of_an_example_are_each_clipped():
-    run = li.DPSGD(2, 1.0, QUIET, sampling="full", optimizer=li.SGD(1.0), group_size=3)
-    problem = problems.linear(np.zeros((5, 1), np.float32))
-    counts = copies_in(run, ExampleCanary(np.array([10.0], np.float32)), problem, 4)
-    np.testing.assert_array_equal(counts, 6)
 
 
 def test_trained_and_drawn_scores_of_a_group_have_one_distribution():

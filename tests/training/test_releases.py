@@ -8,10 +8,8 @@ from scipy.stats import ks_2samp
 
 import lastiterate as li
 from lastiterate import data
-from lastiterate.attacks import Adversarial, GradientSpace, InputSpace
+from lastiterate.attacks import Adversarial, InputSpace
 from lastiterate.attacks.adversarial import sample_scores
-from lastiterate.attacks.released_iterates import Blocks
-from lastiterate.auditing.load_evidence import read
 from lastiterate.training import ExampleCanary, GradientCanary, problems, train
 from lastiterate.training.models import cross_entropy
 
@@ -30,23 +28,6 @@ def test_released_iterates_are_what_shorter_runs_release(optimizer):
         shorter = train(run.prefix(steps).replace(releases=None), problems.linear(GRADIENTS), models=5, progress=False)
         np.testing.assert_allclose(found.released[:, column], shorter.parameters, rtol=1e-5, atol=1e-6)
         assert shorter.released is None
-
-
-def test_what_is_between_releases_can_be_seen_without_being_kept():
-    run = li.DPSGD(9, 0.4, 1.0, optimizer=li.SGD(0.1), releases=3)
-    seen = []
-    found = train(
-        run,
-        problems.linear(GRADIENTS),
-        models=2,
-        release="last_iterate_only",
-        on_release=lambda step, chunk: seen.append((step, chunk.parameters)),
-        chunk_size=2,
-        progress=False,
-    )
-    assert [step for step, _ in seen] == [0, 3, 6, 9]
-    assert found.released is None
-    np.testing.assert_array_equal(seen[-1][1], found.parameters)
 
 
 def test_replaced_gradient_pulls_the_other_way_as_often():
@@ -90,21 +71,6 @@ def test_trained_and_drawn_scores_have_one_distribution(name):
     for world, scores in (("scores_in", drawn[::2]), ("scores_out", drawn[1::2])):
         assert ks_2samp(getattr(trained, world), scores).pvalue > 1e-3
     assert trained.verdict not in ("violation", "above heuristic")
-
-
-def test_audit_of_checkpoints_of_digits_is_kept_and_says_what_is_released(tmp_path):
-    run = li.DPSGD(40, 0.1, 1.0, optimizer=li.SGD(0.02), releases=4)
-    asked = {"models": 64, "seed": 1, "methods": ["gdp"], "store": tmp_path / "s.sqlite"}
-    result = li.audit(run, DIGITS, GradientSpace("quiet", references=8), **asked)
-    assert abs(result.signal - result.ideal_signal) < 3 * np.sqrt(2 / 64)
-    assert "all 4 released iterates" in result.attack
-    assert "4 iterates released" in str(result).replace("\n", " ")
-    assert read(tmp_path / "s.sqlite").empirical["gdp"] == result.empirical["gdp"]
-    assert li.audit(run, DIGITS, GradientSpace(references=8), **asked).empirical == result.empirical  # from the store
-    others = run.replace(releases=[10, 20, 30])  # the same iterates, said in another way
-    assert Blocks.of(others).units == pytest.approx(Blocks.of(run).units)
-    with pytest.raises(ValueError, match="releases"):
-        li.audit(run.replace(releases=2), DIGITS, GradientSpace("quiet", references=8), **asked)
 
 
 @pytest.mark.parametrize("canary", ["mislabelled", "clipbkd"])

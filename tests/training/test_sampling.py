@@ -122,14 +122,6 @@ def test_poisson_takes_every_slot_at_its_rate_and_a_binomial_number_of_them(slot
     assert_law(sizes, stats.binom.pmf(np.arange(slots + 1), slots, rate))
 
 
-def test_poisson_takes_slots_independently_of_each_other():
-    """All 64 subsets of six slots have the product of their probabilities, in blocks that cut through them."""
-    rate = 0.3
-    taken = members(poisson(6, 4, rate), 6, 100_000, 1)[0].astype(int)
-    subsets = np.array(list(itertools.product([0, 1], repeat=6)))
-    assert_law(taken @ 2 ** np.arange(5, -1, -1), np.prod(np.where(subsets, rate, 1 - rate), axis=1))
-
-
 def test_poisson_batches_of_steps_and_models_are_independent():
     taken = members(poisson(12, 8, *[0.4] * 3), 12, 40_000, 3).astype(int)
     for first, second in itertools.combinations(range(3), 2):
@@ -207,24 +199,6 @@ def test_shuffled_batches_hold_the_canary_as_often_as_is_analysed(slots, rate):
     used, analysed = np.cumsum(sizes) / slots, np.minimum(np.arange(1, length + 1) * rate, 1.0)
     assert used[-1] == 1.0
     assert np.abs(used - analysed).max() <= 1 / slots
-
-
-def test_shuffled_orders_are_uniform_and_new_at_each_epoch():
-    """Batches of one slot show the whole order; there are 24 orders of four slots."""
-    found = np.array(batches(sampler_of("shuffled", 0.25, 4, 8), 4, 24_000, 8))[..., 0]
-    place = {order: number for number, order in enumerate(itertools.permutations(range(4)))}
-    first, second = (np.array([place[tuple(order)] for order in epoch.T]) for epoch in (found[:4], found[4:]))
-    for orders in (first, second):
-        assert_law(orders, np.full(24, 1 / 24))
-    assert_independent(first, second)
-    assert_independent(first[::2], first[1::2])
-
-
-@pytest.mark.parametrize(("slots", "most"), [(1, 8), (50, 16), (64, 64)])
-def test_full_batches_have_all_slots_at_each_step(slots, most):
-    sampler = sampler_of("full", 1.0, slots, 3, most)
-    assert sampler.block == min(slots, most)
-    assert batches(sampler, slots, 5, 3) == [[list(range(slots))] * 5] * 3
 
 
 def test_slots_with_multiplicity_count_as_often_as_they_are_drawn():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.training import ExampleCanary, GradientCanary, Problem, Trainer, TrainingDiverged, train
+from lastiterate.training import ExampleCanary, GradientCanary, Problem, TrainingDiverged, train
 
 RUN = li.DPSGD(20, 0.2, 1.0, optimizer=li.SGD(0.1, momentum=0.5))
 GENERATOR = np.random.default_rng(0)
@@ -56,27 +55,6 @@ def test_models_worlds_and_seeds_all_have_randomness_of_their_own():
     assert (distances + 10 * np.eye(6) > 1.0).all()  # noise alone has norm about 0.1 * sqrt(20 * 66) = 3.6
 
 
-def test_without_a_canary_nothing_changes_but_the_models_where_it_is_present():
-    absent = train(RUN, PROBLEM, CANARY, models=4, present=False, chunk_size=2).flat()
-    none_at_all = train(RUN, PROBLEM, models=4, chunk_size=2).flat()
-    assert absent == pytest.approx(none_at_all, abs=1e-5)
-
-
-def test_an_equinox_model_is_trained_and_comes_back_as_one():
-    model = eqx.nn.MLP(8, 3, 16, 1, activation=jnp.tanh, key=jax.random.key(0))
-
-    def model_loss(model, example, moment):
-        logits = model(example[0])
-        return jax.nn.logsumexp(logits) - logits[example[1]]
-
-    trained = train(RUN, Problem(model, (X, Y), model_loss), models=3)
-    again = trained.model(1)
-    assert isinstance(again, eqx.nn.MLP)
-    assert again(X[0]).shape == (3,)
-    assert again.activation is model.activation
-    assert trained.flat().shape == (3, 8 * 16 + 16 + 16 * 3 + 3)
-
-
 def test_losses_may_depend_on_the_step_and_on_randomness_of_their_own():
     def gradient(parameters, example, moment):
         flip = jax.random.bernoulli(moment.key, 0.5)
@@ -89,17 +67,6 @@ def test_losses_may_depend_on_the_step_and_on_randomness_of_their_own():
     assert heads.mean() == pytest.approx(200, abs=4 * 10 / np.sqrt(200))
     assert heads.std() == pytest.approx(10, rel=4 / np.sqrt(400))
     assert abs(np.corrcoef(heads.T) - np.eye(5)).max() < 4.5 / np.sqrt(40)
-
-
-def test_a_multiplicity_of_millions_is_drawn_exactly():
-    copies = np.array([3_000_000, 1])
-    problem = Problem(jnp.zeros(2), np.eye(2, dtype=np.float32), gradient=lambda p, e, m: e, multiplicity=copies)
-    run = li.DPSGD(1, 0.01, 1e-6, optimizer=li.SGD(1.0))
-    counts = -train(run, problem, models=4000).flat()
-    spread = np.sqrt(3e6 * 0.01 * 0.99)
-    assert counts[:, 0].mean() == pytest.approx(30_000, abs=4 * spread / np.sqrt(4000))
-    assert counts[:, 0].std() == pytest.approx(spread, rel=4 / np.sqrt(8000))
-    assert counts[:, 1].mean() == pytest.approx(0.01, abs=4 * 0.1 / np.sqrt(4000))
 
 
 def test_a_regulariser_with_a_gradient_that_is_none_is_applied_unclipped():
@@ -132,10 +99,3 @@ def test_a_gradient_too_large_to_be_clipped_is_reported_and_not_left_out():
     large = Problem(np.zeros(2, np.float32), np.full((50, 2), 1e15, np.float32), gradient=lambda p, e, m: e)
     released = train(li.DPSGD(1, 1.0, 1e-6, optimizer=li.SGD(1.0)), large, models=2).flat()
     assert released == pytest.approx(-50 / np.sqrt(2), rel=1e-4)
-
-
-def test_chunks_come_in_order_and_stop_when_nobody_wants_them():
-    trainer = Trainer(RUN, PROBLEM, chunk_size=2, workers=2)
-    chunks = trainer.chunks(np.arange(40), np.zeros(40, bool), 0)
-    assert [next(chunks).models.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    chunks.close()

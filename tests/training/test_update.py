@@ -81,21 +81,6 @@ def test_every_step_is_that_of_torch(momentum, dampening, nesterov, weight_decay
     assert_trees_equal(last, iterates[-1])
 
 
-@pytest.mark.parametrize("rate", [0.1, RATES], ids=["constant", "schedule"])
-@pytest.mark.parametrize(("momentum", "dampening", "nesterov"), MOMENTA)
-def test_decoupled_decay_shrinks_the_parameters_and_not_the_momentum(momentum, dampening, nesterov, rate):
-    iterates, _ = iterate(SGD(rate, momentum, dampening, nesterov, 0.3, decoupled=True), INITIAL, GRADIENTS)
-    for name in INITIAL:
-        parameter, buffer = INITIAL[name], None
-        for step, eta in enumerate(np.broadcast_to(rate, STEPS)):
-            direction = GRADIENTS[name][step]
-            if momentum:
-                buffer = direction if buffer is None else momentum * buffer + (1 - dampening) * direction
-                direction = direction + momentum * buffer if nesterov else buffer
-            parameter = parameter - eta * 0.3 * parameter - eta * direction
-            np.testing.assert_allclose(iterates[step][name], parameter, rtol=1e-12, atol=1e-14)
-
-
 def released_units(optimizer: SGD, steps: int) -> np.ndarray:
     """What is released of a unit of gradient at each step alone, from zero: every coordinate is a run of its own."""
     units = np.zeros((steps, STEPS))

@@ -6,12 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import lastiterate as li
@@ -22,7 +20,6 @@ from tests.tools.lost_nodes import (
     finish,
     start,
     survive,
-    trials,
     wait_for_trials,
     write_subject,
 )
@@ -64,11 +61,6 @@ def other_lastiterate(tmp_path_factory):
     return folder
 
 
-def slow_gaussian(seed, canary):
-    time.sleep(0.1)
-    return np.random.default_rng(seed).standard_normal() + 2.0 * canary
-
-
 def audit(nodes, trainer, models=4, store=None):
     engine = Ray(address=nodes.address)
     return li.audit(RUN, trainer, None, models, store=store, engine=engine, methods=["clopper-pearson"], threshold=0.0)
@@ -85,25 +77,6 @@ def test_a_node_with_another_lastiterate_is_refused_before_the_first_task(nodes,
     ):
         audit(nodes, trainer, store=tmp_path / "x.sqlite")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_node_that_joins_later_with_another_lastiterate_computes_nothing(nodes, other_lastiterate, tmp_path):
-    path, raised = tmp_path / "x.sqlite", []
-
-    def audit_many():
-        try:
-            audit(nodes, slow_gaussian, 1000, path)
-        except ValueError as error:
-            raised.append(str(error))
-
-    auditing = threading.Thread(target=audit_many)
-    auditing.start()
-    while auditing.is_alive() and not trials(path):
-        time.sleep(0.05)
-    with one_more(nodes, other_lastiterate):
-        auditing.join()
-    assert "must have the lastiterate of this process" in raised[0]
-    assert 0 < len(trials(path)) < 2000
 
 
 @pytest.fixture

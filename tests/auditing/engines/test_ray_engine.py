@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 
-import jax
 import numpy as np
 import pytest
 
@@ -119,13 +118,6 @@ def test_both_engines_agree(attack):
     assert (local.accuracy is None) == (ray.accuracy is None)
 
 
-def test_workers_are_as_precise_as_the_driver():
-    with jax.enable_x64(True):
-        local, ray = both(None, attacks.Adversarial("trained"))
-    np.testing.assert_allclose(ray.scores_in, local.scores_in, rtol=1e-12)
-    assert not np.array_equal(local.scores_in, local.scores_in.astype(np.float32))
-
-
 def test_both_engines_agree_on_a_trainer_of_the_users():
     assert_agree(*both(gaussian))
 
@@ -156,16 +148,6 @@ def test_what_a_trainer_raises_is_raised_here_and_final(tmp_path):
     assert "in __call__" in caught.value.__notes__[0]
     assert caught.value.__cause__ is None
     assert len(trainer.noted("calls")) <= 2
-
-
-def test_a_trainer_may_write_to_its_arrays():
-    state = np.zeros(3)
-
-    def trainer(seed, canary):
-        state[0] += 1.0
-        return gaussian(seed, canary)
-
-    assert_agree(*both(trainer))
 
 
 def test_ctrl_c_begins_no_more_tasks_and_the_same_call_resumes(tmp_path):
@@ -204,13 +186,6 @@ def test_what_one_engine_began_the_other_finishes(tmp_path):
         audit(trainer, None, 24, store=path)
     assert 0 < len(trials(path)) < 48
     assert_agree(audit(gaussian, None, 24), audit(trainer, None, 24, store=path, engine="ray"))
-
-
-def test_a_cluster_that_was_there_is_left_as_it_is(ray):
-    before = ray.get_runtime_context().get_job_id()
-    audit(gaussian, None, 2, engine="ray")
-    assert ray.is_initialized()
-    assert ray.get_runtime_context().get_job_id() == before
 
 
 TRAINER = """

@@ -8,13 +8,13 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom
 
 import lastiterate as li
 from lastiterate.attacks import OneRun
 from lastiterate.auditing.design import OneModel
 from lastiterate.auditing.evidence.estimate import estimate_or_zero
-from lastiterate.auditing.evidence.one_run.guesses import fairness, unfair_coins
+from lastiterate.auditing.evidence.one_run.guesses import unfair_coins
 from lastiterate.plot.page import parts_of
 from lastiterate.registry import ONE_RUN_METHODS
 from lastiterate.training import problems
@@ -35,19 +35,6 @@ def test_counts_that_fair_coins_do_not_have_are_refused(method):
         li.estimate(*UNFAIR, method=method, run=RUN)
     with pytest.raises(ValueError, match="30 canaries in and 1,000 out"):
         li.estimate(*UNFAIR[::-1], method=method, run=RUN)
-
-
-@pytest.mark.parametrize("method", ONE_RUN_METHODS)
-def test_where_an_audit_must_go_on_such_counts_show_nothing_and_say_why(method):
-    found = estimate_or_zero(*UNFAIR, 1e-5, 0.95, method, "split", RUN)
-    assert (found.epsilon, found.largest, found.guesses) == (0.0, 0.0, 0)
-    assert unfair_coins(1000, 30) in found.caveats
-
-
-@pytest.mark.parametrize(("ins", "outs"), [(1, 1), (1, 9), (3, 17), (500, 510), (450, 550), (449, 551), (1000, 30)])
-def test_the_test_is_the_exact_binomial_one(ins, outs):
-    assert fairness(ins, outs) == pytest.approx(binomtest(ins, ins + outs).pvalue, rel=1e-9)
-    assert (unfair_coins(ins, outs) is None) == (fairness(ins, outs) >= 1e-3)
 
 
 @pytest.mark.parametrize("canaries", [2, 10, 11, 37, 100, 1000, 5075])

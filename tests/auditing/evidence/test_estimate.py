@@ -12,7 +12,6 @@ from scipy.stats import beta, binom
 
 import lastiterate as li
 from lastiterate.auditing.evidence.error_rates import upper_bound
-from lastiterate.auditing.evidence.score_signal import score_below, score_density
 from lastiterate.auditing.evidence.threshold import predicted_threshold
 
 RUN = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0)
@@ -49,11 +48,6 @@ def test_degenerate_scores_without_signal_give_exactly_0(method, threshold, scor
     found = li.estimate(scores_in, scores_out, method=method, threshold=threshold, run=RUN)
     assert found.epsilon == 0.0
     assert found.noise_multiplier == (None if method == "clopper-pearson" else math.inf)
-
-
-def test_a_score_at_the_threshold_is_called_in():
-    found = li.estimate([1.0, 2.0], [1.0, 0.0], threshold=1.0)
-    assert (found.false_positives, found.false_negatives) == (1, 0)
 
 
 @given(SCORES, SCORES, st.sampled_from(CHOICES[1:]), st.sampled_from(RATES[:3]))
@@ -93,22 +87,6 @@ def test_the_best_of_all_thresholds_is_found():
     scores_in, scores_out = normal(3, 1.5, 150), normal(4, 0, 170)
     each = [li.estimate(scores_in, scores_out, threshold=float(t)).epsilon for t in [*scores_in, *scores_out]]
     assert li.estimate(scores_in, scores_out, threshold="uncorrected").epsilon == max(each)
-
-
-def test_law_of_scores_is_that_of_the_analysis():
-    """One threshold is the best test here, so that the trade-off curve knows its error rates."""
-    from scipy.stats import norm
-
-    points = np.linspace(-3.0, 6.0, 10)
-    weighted = RUN.replace(weights=np.linspace(0.1, 1.0, 100))
-    shuffled = weighted.replace(sampling="shuffled")
-    for run in (RUN, weighted, shuffled, li.DPSGD(1, 1.0, 0.3)):
-        assert score_below(run, points) == pytest.approx(li.last_iterate(run).fnr(norm.sf(points)), abs=1e-11)
-        noisier = run.replace(noise_multiplier=run.noise_multiplier * 1.5 / 0.8)
-        curve = li.last_iterate(noisier).fnr(norm.sf(points / 1.5))
-        assert score_below(run, points, spread=1.5, signal=0.8) == pytest.approx(curve, abs=1e-11)
-        grid = np.linspace(-10.0, 30.0, 4001)
-        assert np.sum(score_density(run, grid)) * 0.01 == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("method", RATES[:3])

@@ -13,7 +13,7 @@ import lastiterate as li
 from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.estimates import Estimates, Question
 from lastiterate.auditing.evidence.one_run.allowed_guesses import least_p_value, slack
-from lastiterate.auditing.evidence.one_run.one_run_power import OneRunPlan, allowed_by, best_guesses
+from lastiterate.auditing.evidence.one_run.one_run_power import allowed_by, best_guesses
 from lastiterate.auditing.evidence.score_signal import Kind
 from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.privacy.mixtures.law import law_of
@@ -84,18 +84,6 @@ def test_the_estimate_of_a_family_is_where_its_curve_begins_to_refute(method):
     for factor, is_refuted in ((1.001, True), (0.995, False)):
         claim = SPARSE.replace(noise_multiplier=factor * found.noise_multiplier)
         assert (slack(allowed_by(claim, method), 600, guesses, right, 0.05) < 0.0) == is_refuted
-
-
-def test_the_number_of_guesses_may_be_given_and_comes_from_the_run_otherwise():
-    is_in, scores = scores_of(SPARSE, 400, np.random.default_rng(0))
-    worlds = scores[is_in], scores[~is_in]
-    options = dict(method="one-run", threshold="a-priori")
-    assert li.estimate(*worlds, **options).guesses == 100
-    assert li.estimate(*worlds, **options, run=SPARSE).guesses == best_guesses(SPARSE, 400, "one-run")
-    assert li.estimate(*worlds, **options, run=SPARSE, guesses=30).guesses == 30
-    with pytest.raises(ValueError, match=r"guesses must be .*400"):
-        li.estimate(*worlds, **options, guesses=401)
-    assert OneRunPlan(SPARSE, 400, 30).guesses == 30
 
 
 def judged(run, canaries, noise=1.0, seed=0, **question):

@@ -62,16 +62,6 @@ def test_canaries_that_do_not_interact_are_bounded_as_stated_though_they_are_not
     assert share_above(mechanism, truth, confidence=confidence) <= allowed(1.0 - confidence)
 
 
-def test_a_split_holds_too_and_corrected_is_a_split():
-    def gaussian(generator, is_in):
-        return is_in + generator.normal(size=is_in.size)
-
-    truth = li.last_iterate(li.DPSGD(1, 1.0, 1.0)).epsilon(1e-2)
-    assert share_above(gaussian, truth, delta=1e-2, threshold="split", confidence=0.8) <= allowed(0.2)
-    noise = np.random.default_rng(0).normal(size=(2, 50))
-    assert li.estimate(*noise, method=METHOD, threshold="corrected") == li.estimate(*noise, method=METHOD)
-
-
 def test_it_is_no_bound_where_canaries_interact_and_the_others_are():
     """In a tenth of audits of a (0, 0.1)-DP mechanism it finds more than 0, at a nominal error of a twentieth."""
     share = share_above(sometimes_all, 0.0, delta=0.1, canaries=60)

@@ -11,7 +11,6 @@ from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.error_rates import ErrorCounts, both
 from lastiterate.auditing.evidence.estimates import Estimates, Question
-from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.forecast import Forecast
 from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
 from lastiterate.auditing.evidence.verdict import verdict_on
@@ -48,23 +47,6 @@ def test_so_many_audits_reach_the_detectable_epsilon_and_the_median(method, vali
         if epsilon > 0.0:  # whole numbers of errors: at least as many reach it, and fewer what is just above
             assert np.mean(np.array(found) >= epsilon - 1e-6) >= chance - 4 * math.sqrt(0.25 / AUDITS)
             assert np.mean(np.array(found) > epsilon + 1e-6) <= chance + 4 * math.sqrt(0.25 / AUDITS)
-
-
-def test_detectable_epsilon_of_composition_is_its_own_at_the_quantile_of_all_outcomes():
-    run = li.DPSGD(4, 0.5, 1.5)
-    forecast = Forecast(run, 12)
-    errors = forecast.errors_at(forecast.threshold_for("composition", 0.95), forecast.expected)
-    upper = forecast.upper_bounds(errors, 0.95)
-    rule = family_of("composition", run)
-    outcomes = sorted(
-        (rule.epsilon(float(fpr), float(fnr), 1e-5), p * q)
-        for fpr, p in zip(upper[0], errors[0].masses, strict=True)
-        for fnr, q in zip(upper[1], errors[1].masses, strict=True)
-        if p * q > 1e-6
-    )
-    epsilons, masses = np.array(outcomes).T
-    reached = epsilons[np.searchsorted(np.cumsum(masses) / masses.sum(), 0.5)]
-    assert forecast.reached("composition", 0.5) == pytest.approx(reached, rel=0.02)
 
 
 @pytest.mark.parametrize(("factor", "models"), [(2.0, 100), (3.0, 40)])
@@ -106,12 +88,3 @@ def test_between_its_nodes_a_curve_is_as_exact_as_at_them(run, monkeypatch):
     assert interpolated == pytest.approx([forecast.reached(method) for method in ("gdp", "last-iterate")], abs=1e-7)
     exact = [chance_to_refute(Forecast(run, models), claim, factor) for models, factor in sizes]
     assert chances == pytest.approx(exact, abs=1e-3)
-
-
-def test_a_louder_fault_takes_fewer_models_and_a_correct_training_none():
-    loud, quiet = (li.power(RUN, methods=["gdp"], leaks_noise=noise) for noise in (0.3, 0.6))
-    assert loud.needed < quiet.needed
-    assert dict(quiet.chances)[quiet.needed] >= 0.8
-    correct = li.power(RUN, methods=["gdp"], leaks_noise=0.94)
-    assert correct.needed is None
-    assert correct.chance < 0.05

@@ -25,29 +25,6 @@ def test_a_priori_thresholds_are_numbers_that_do_not_depend_on_the_scores(store,
         assert found.threshold == other.estimates[method].threshold
 
 
-def test_predicted_density_is_that_of_the_scores(store):
-    result = read(store)
-    at, outside, inside = result.score_density.T
-    width = at[1] - at[0]
-    assert np.sum(outside) * width == pytest.approx(1.0, abs=0.01)
-    assert np.sum(inside) * width == pytest.approx(1.0, abs=0.01)
-    assert np.sum(at * inside) * width == pytest.approx(result.scores_in.mean(), abs=0.1)
-
-
-def test_signal_is_the_ideal_one_where_losses_are_linear(store):
-    result = read(store)
-    assert result.signal == pytest.approx(result.ideal_signal, abs=0.12)
-
-
-def test_shuffled_batches_have_no_composition_method():
-    run = li.DPSGD(20, 0.1, 1.0, sampling="shuffled", optimizer=li.SGD(0.1))
-    result = li.audit(run, None, attacks.Adversarial(), models=200)
-    assert "composition" not in result.estimates
-    assert result.composition is None
-    assert result.predictions["no_amplification"].value > 0.0
-    assert result.verdict not in ("violation", "above heuristic")
-
-
 @pytest.mark.slow
 def test_last_iterate_family_is_below_the_heuristic_as_often_as_stated():
     """Many audits with their own a-priori thresholds: joint confidence 80%, so that failures would show."""

@@ -49,13 +49,3 @@ def test_a_lucky_attack_and_one_beyond_the_heuristic_say_so(result):
     assert "by chance or because" in last(median + 0.01)
     assert "more than the heuristic predicts" in last(result.last_iterate + 0.1)
     assert "more than the heuristic predicts" in last(math.inf)
-
-
-def test_one_run_has_its_own(result):
-    from dataclasses import replace
-
-    guessed = replace(result.estimates["last-iterate"], method="one-run-fdp", epsilon=0.5)
-    forecast = Forecast(RUN, 300, one_run=True)
-    steps = waterfall_of(forecast, result.predictions, {"one-run-fdp": guessed})
-    assert steps[2].epsilon == forecast.plan("one-run-fdp", 0.95).median("one-run-fdp")
-    assert "300 canaries of one run" in steps[2].words

@@ -12,9 +12,7 @@ import lastiterate as li
 from lastiterate import attacks, data
 from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, Unknown
 from lastiterate.auditing.design import OneModel, Paired, Quality
-from lastiterate.auditing.experiments.choose import ExactDraws, Given, experiment_on
-from lastiterate.auditing.experiments.shipped_trainer import OneTraining, TrainedModels
-from lastiterate.auditing.experiments.user_trainer import UserTrainings
+from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.run_audit import collected
 from lastiterate.auditing.stores.audit_record import Crafted
 from lastiterate.training.recipes import recipe
@@ -208,8 +206,3 @@ def test_all_trials_are_collected_and_a_finished_experiment_is_not_crafted_again
     monkeypatch.setattr(type(case.experiment), "trials", None)
     with collected(case.again(), store=path, progress=False) as store:
         np.testing.assert_array_equal(store.scores().scores, first.scores)
-
-
-def test_every_class_of_experiment_is_here():
-    classes = {TrainedModels, ExactDraws, OneTraining, UserTrainings}
-    assert {each.__name__ for each in classes} < {kind for kind, *_ in KINDS.values()}

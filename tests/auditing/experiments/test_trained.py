@@ -48,18 +48,6 @@ def test_batches_of_one_size_are_not_poisson_and_neither_are_those_of_a_plain_lo
         li.Trained(0.0, batch_sizes=[100, 100, 100, 1] * 2).check(RUN)
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "full", "shuffled"])
-def test_other_samplings_have_batches_of_one_size(sampling):
-    run = RUN.replace(sampling=sampling, sample_rate=1.0 if sampling == "full" else 0.25)
-    whole = 400 if sampling == "full" else 100
-    li.Trained(0.0, batch_sizes=[whole] * 8, dataset_size=400).check(run)
-    with pytest.raises(ValueError, match=r"a rate of .*, but the run declares"):
-        li.Trained(0.0, batch_sizes=[whole // 2] * 8, dataset_size=400).check(run)
-    if sampling != "shuffled":
-        with pytest.raises(ValueError, match=f"sampling '{sampling}' has batches of one size"):
-            li.Trained(0.0, batch_sizes=[whole, whole // 2] * 4).check(run)
-
-
 @pytest.mark.slow
 def test_correct_trainings_are_hardly_ever_refused():
     """20,000 of all shapes: at one in a million and test, none is to be expected."""

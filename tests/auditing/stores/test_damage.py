@@ -11,27 +11,6 @@ from lastiterate.common.errors import DiskTrouble
 from tests.auditing.stores.helpers import begin, chunk, contents, refusal
 
 
-def make_foreign(path):
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("CREATE TABLE mine (x)")
-    database.close()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [make_foreign, lambda path: path.write_text("model,score\n" * 100), lambda path: path.write_text("x")],
-    ids=["foreign", "text", "short"],
-)
-def test_a_file_of_another_kind_is_refused_and_left_alone(path, make):
-    make(path)
-    before = contents(path.parent)
-    for call in (begin, Store.read):
-        said = f"{str(path)!r} must be the store of an audit, got a file of another kind"
-        assert refusal(call, path) == said
-    assert contents(path.parent) == before
-
-
 @pytest.mark.parametrize("damage", ["truncated", "scribbled", "identity"])
 def test_a_damaged_store_is_refused(path, damage):
     with begin(path) as store:

@@ -82,12 +82,6 @@ def test_a_store_killed_while_its_log_was_folded_in_is_sound(path):
         assert len(store.scores()) == 4000
 
 
-def test_the_log_of_a_deleted_store_does_not_come_back_in_a_new_one(killed):
-    killed.unlink()
-    with begin(killed, {"new": True}) as store:
-        assert len(store.scores()) == 0
-
-
 def test_a_half_written_switch_of_journals_is_undone(path):
     """What a kill leaves in the instant in which SQLite turns its log on or off: a journal to roll back."""
     with begin(path) as store:
@@ -121,28 +115,6 @@ def test_a_trial_is_stored_once_and_its_chunk_not_at_all(path, columns, again):
         assert refusal(store.add, twice).endswith("got model 9 of world 'in' again")
         store.add(chunk(4))
         assert len(store.scores()) == 16
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"scores": np.array([0.0] * 7 + [np.nan])}, "scores must be numbers, infinite ones included, got nan"),
-        ({"scores": ["a"] * 8}, "scores must be a number or an array of numbers"),
-        ({"scores": np.zeros(9)}, "models must be a row of 9, one for each score, got shape (8,)"),
-        ({"scores": np.zeros((4, 2))}, "scores must be a row of 8, one for each score, got shape (4, 2)"),
-        ({"qualities": np.full(8, -1.5)}, "qualities must be at least 0 and finite, got -1.5"),
-        ({"qualities": np.full(8, np.inf)}, "qualities must be at least 0 and finite, got inf"),
-        ({"qualities": np.zeros(7)}, "qualities must be a row of 8, one for each score, got shape (7,)"),
-        ({"seconds": np.full(8, -1.0)}, "seconds must be at least 0 and finite, got -1.0"),
-        ({"seconds": np.full(8, np.inf)}, "seconds must be at least 0 and finite, got inf"),
-        ({"models": np.full(8, 0.5)}, "models must be an array of integers, got one of float64"),
-        ({"models": np.arange(-1, 7)}, "models must be in [0, 2**63), got -1 to 6"),
-        ({"models": np.full(8, 2**63, np.uint64)}, "models must be in [0, 2**63), got 9223372036854775808 to"),
-        ({"present": ["in"] * 8}, "present must be an array of booleans, got one of <U2"),
-    ],
-)
-def test_a_bad_column_is_refused(columns, said):
-    assert refusal(lambda: chunk(**columns)).startswith(said)
 
 
 def test_a_second_writer_is_refused_and_a_reader_sees_what_is_there(path):

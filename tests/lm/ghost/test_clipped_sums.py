@@ -168,33 +168,6 @@ def test_a_layer_that_is_used_several_times_has_one_gradient():
     assert_same(model, LENGTHS["padded"])
 
 
-class Mixed(torch.nn.Module):
-    """Uses of parameters that nobody could foresee, beside a layer that is known."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.known = inner, torch.nn.Linear(16, 16)
-        self.powers = torch.nn.Parameter(torch.full((16,), 1.1))
-        self.kernel = torch.nn.Parameter(torch.eye(16) + 0.1)
-
-    def forward(self, hidden):
-        positive = torch.nn.functional.softplus(hidden) ** self.powers
-        return self.inner(self.known(torch.einsum("btd,de->bte", positive, self.kernel)))
-
-
-class Looking(Mixed):
-    def forward(self, hidden):
-        assert torch.isfinite(hidden.sum()).item()
-        return super().forward(hidden)
-
-
-def test_what_cannot_be_mapped_over_examples_is_written_out_one_by_one():
-    model = build("Llama")
-    model.model.layers[1].mlp = Looking(model.model.layers[1].mlp)
-    unknown = {"model.layers.1.mlp.powers", "model.layers.1.mlp.kernel"}
-    assert_same(model, LENGTHS["padded"], frozenset(trained(model)) - unknown)
-
-
 class Swapped(torch.nn.Module):
     """Gives a layer the tokens of all examples along one axis, in an order of its own."""
 
@@ -249,19 +222,3 @@ def test_what_autograd_contradicts_is_written_out():
     model = build("Llama")
     model.model.layers[0].mlp = LiesAboutItsGradient(model.model.layers[0].mlp)
     assert_same(model, LENGTHS["unpadded"], frozenset(trained(model)) - {"model.layers.0.mlp.layer.weight"})
-
-
-def test_a_use_that_appears_later_makes_everything_written_out():
-    model = build("Llama")
-    start, batch = trained(model), examples(LENGTHS["padded"])
-    gradients = ExampleGradients(model, start, 17)
-    written = ExampleGradients(model, start, 17, written_out=True)
-    layer = model.model.layers[0].mlp
-    layer.forward, inner = (
-        lambda hidden: inner(hidden) + hidden @ layer.down_proj.weight @ layer.up_proj.weight,
-        layer.forward,
-    )
-    assert gradients.ghosts
-    expected = written.clipped_sum(start, *batch, 1.0)
-    assert distance(gradients.clipped_sum(start, *batch, 1.0), expected) < TOLERANCE
-    assert not gradients.ghosts

@@ -10,7 +10,7 @@ import torch
 
 from lastiterate.training import Moment
 from lastiterate.training.gradients import Product, gradient_form
-from lastiterate.training.models import CNN, MLP, augmentation_multiplicity, cross_entropy
+from lastiterate.training.models import CNN, augmentation_multiplicity, cross_entropy
 from tests.training.models.reference import (
     array,
     channels_first,
@@ -58,15 +58,6 @@ def test_logits_and_gradients_are_those_of_pytorch_also_where_pooled_pixels_tie(
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-13)
 
 
-def test_the_mlp_is_dense_layers_with_tanh_between_them():
-    model, x = random_model(lambda key: MLP((12, 7, 5, 3), key)), array(1, 3, 4)
-    y = x.ravel()
-    for layer in model.layers[:-1]:
-        y = np.tanh(y @ layer.weight + layer.bias)
-    last = model.layers[-1]
-    np.testing.assert_allclose(model(jnp.asarray(x)), y @ last.weight + last.bias, rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("views", [None, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients_of_all_weights_of_a_cnn_are_single_products(shape, views):
@@ -76,17 +67,3 @@ def test_gradients_of_all_weights_of_a_cnn_are_single_products(shape, views):
     matrices = [leaf for leaf in form.leaves if len(leaf.shape) == 2]
     assert len(matrices) == 4
     assert all(isinstance(leaf, Product) for leaf in matrices)
-
-
-def test_many_cnns_at_once_are_each_of_them_alone():
-    models = [random_model(lambda key: CNN((8, 8, 1), 10, key), seed) for seed in (0, 100)]
-    examples = array(1, 3, 8, 8, 1), np.arange(3)
-    gradient = jax.grad(cross_entropy)
-    every = jax.jit(jax.vmap(jax.vmap(gradient, (None, 0, None)), (0, None, None)))
-    together = every(jax.tree.map(lambda *leaves: np.stack(leaves), *models), examples, moment())
-    alone = jax.jit(gradient)
-    for i, model in enumerate(models):
-        for j, example in enumerate(zip(*examples, strict=True)):
-            one = alone(model, example, moment())
-            for mine, other in zip(jax.tree.leaves(together), jax.tree.leaves(one), strict=True):
-                np.testing.assert_allclose(mine[i, j], other, rtol=0, atol=1e-13)
