@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lastiterate import DPSGD
 from lastiterate.trainers.batch_order import batch_order
-from tests.shuffling import epoch_length, epochs_of
+from tests.shuffling import epoch_length
 
 ROUNDING = 1e-9  # of a slot: a rate that was meant to give whole batches may be below it by rounding
 SLOTS = st.integers(1, 500)
@@ -60,19 +60,3 @@ def test_shuffled_slots_are_used_by_no_step_of_an_epoch_with_more_than_the_proba
     analysed[-1] = slots  # 1/q is whole up to rounding
     assert (used <= analysed + 2 * ROUNDING).all()
     assert (used > analysed - 1).all()
-
-
-@pytest.mark.parametrize(
-    ("sampling", "rate", "slots", "sizes"),
-    [
-        ("fixed", 1 / 49, 49, [1, 1, 1]),  # 1 / 49 * 49 is below 1
-        ("fixed", [0.5, 0.01, 1.0], 20, [10, 0, 20]),
-        ("shuffled", 0.25, 12, [3, 3, 3, 3, 3]),
-        ("shuffled", 0.3, 10, [3, 3, 3, 1, 3, 3]),
-        ("shuffled", 0.3, 5, [1, 2, 1, 1, 1, 2]),
-        ("shuffled", 0.2, 3, [0, 1, 0, 1, 1, 0]),
-    ],
-)
-def test_sizes_by_hand(sampling, rate, slots, sizes):
-    order = batch_order(DPSGD(len(sizes), rate, 1.0, sampling, **epochs_of(sampling, rate)), slots)
-    assert order.sizes.tolist() == sizes

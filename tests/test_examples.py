@@ -42,16 +42,6 @@ def test_the_canary_of_the_opacus_example_is_clipped_and_moves_the_model_as_the_
     assert np.mean(with_it) - np.mean(without) == pytest.approx(expected, abs=4.0 * np.sqrt(2.0 / 12.0))
 
 
-def test_the_opacus_example_is_a_trainer_for_the_command_line(tmp_path):
-    store = tmp_path / "opacus.sqlite"
-    result = CliRunner().invoke(
-        app, ["audit", "--trainer", f"{OPACUS}:train", "--models", "4", "--store", str(store), "--json"]
-    )
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    assert json.loads(result.stdout)["verdict"] == "inconclusive"
-
-
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "fault", "row"),

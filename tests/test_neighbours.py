@@ -78,17 +78,6 @@ def test_default_neighbours_follow_the_sampling_and_others_stay():
     assert poisson.replace(neighbours="zero-out").replace(steps=3).neighbours == "zero-out"
 
 
-def test_a_store_leaves_out_usual_neighbours_and_batches_per_epoch_and_reads_the_same_run():
-    described = describe_run(SHUFFLED)
-    assert "neighbours" not in described
-    assert "batches_per_epoch" not in described
-    assert read_run(described) == SHUFFLED
-    smaller = DPSGD.from_batches(20, 6, 1, 1.0, sampling="shuffled", last_batch="keep")
-    assert read_run(describe_run(smaller)) == smaller
-    zeroed = DPSGD(20, 0.1, 1.0, neighbours="zero-out")
-    assert read_run(describe_run(zeroed)) == zeroed
-
-
 def test_a_rounded_rate_of_shuffled_batches_is_refused():
     run = DPSGD(300, 1 / 3, 10.0, sampling="shuffled")
     assert run.batches_per_epoch == 3
@@ -106,16 +95,6 @@ def test_a_rounded_rate_of_shuffled_batches_is_refused():
     with pytest.raises(ValueError, match=r"sample_rate must be 1 / \(a whole number"):
         run.replace(sample_rate=0.3)
     assert run.replace(sample_rate=0.25).batches_per_epoch == 4
-
-
-def test_a_smaller_last_batch_must_be_told():
-    kept = DPSGD.from_batches(20, 6, 3, 1.0, sampling="shuffled", last_batch="keep")
-    assert (kept.steps, kept.sample_rate, kept.batches_per_epoch) == (12, 0.3, 4)
-    assert kept.prefix(5).batches_per_epoch == 4
-    assert DPSGD.from_batches(20, 6, 3, 1.0, sampling="shuffled", last_batch="drop").batches_per_epoch == 3
-    with pytest.raises(ValueError, match="last_batch must be 'keep' or 'drop' with sampling 'shuffled' if"):
-        DPSGD.from_batches(20, 6, 3, 1.0, sampling="shuffled")
-    assert DPSGD.from_batches(20, 5, 3, 1.0, sampling="shuffled").batches_per_epoch == 4
 
 
 NUMBERS = st.sampled_from([0.1, 1 / 3, 0.3333, 256 / 1437, 0.17814, 0.1781]) | st.floats(1e-3, 0.999)

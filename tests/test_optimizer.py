@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -140,47 +139,3 @@ def test_an_optimizer_that_diverges_is_analysed_as_long_as_its_weights_are_numbe
     assert many == pytest.approx(few, rel=1e-9)
     with pytest.raises(ValueError, match="must not make the optimizer diverge: the weights of 1000 steps"):
         last_iterate(DPSGD(1000, 0.1, 1.0, optimizer=diverging))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"learning_rate": -0.1}, "learning_rate must be at least 0 and finite, got -0.1"),
-        ({"learning_rate": [0.1, math.nan]}, "learning_rate must be at least 0 and finite, got nan"),
-        ({"learning_rate": [0.1, math.inf]}, "learning_rate must be finite, got inf"),
-        ({"learning_rate": 0.0}, "learning_rate must not be zero at every step"),
-        ({"learning_rate": [0.0, 0.0]}, "learning_rate must not be zero at every step"),
-        ({"learning_rate": []}, "learning_rate must not be zero at every step"),
-        ({"learning_rate": [[0.1, 0.2]]}, "learning_rate must be one number or 2 numbers"),
-        ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
-        ({"momentum": -0.1}, "momentum must be in [0, 1), got -0.1"),
-        ({"momentum": math.nan}, "momentum must be in [0, 1), got nan"),
-        ({"dampening": 1.0}, "dampening must be in [0, 1), got 1.0"),
-        ({"dampening": -0.5}, "dampening must be in [0, 1), got -0.5"),
-        ({"weight_decay": -1e-4}, "weight_decay must be at least 0 and finite, got -0.0001"),
-        ({"weight_decay": math.inf}, "weight_decay must be at least 0 and finite, got inf"),
-        ({"nesterov": True}, "nesterov needs momentum > 0 and dampening = 0, got momentum 0.0 and dampening 0.0"),
-        ({"nesterov": True, "momentum": 0.9, "dampening": 0.1}, "nesterov needs momentum > 0 and dampening = 0"),
-        ({"averaging": "ema"}, "averaging must be None, 'uniform' or a decay in (0, 1), got 'ema'"),
-        ({"averaging": [0.1, 0.2]}, "averaging must be None, 'uniform' or a decay in (0, 1), got [0.1, 0.2]"),
-        ({"averaging": np.array([0.5])}, "averaging must be None, 'uniform' or a decay in (0, 1), got array([0.5])"),
-        ({"learning_rate": [[1.0], [1.0, 2.0]]}, "learning_rate must be a number or an array of numbers"),
-        ({"averaging": 0.0}, "averaging must be in (0, 1), got 0.0"),
-        ({"averaging": 1.0}, "averaging must be in (0, 1), got 1.0"),
-        ({"averaging": math.nan}, "averaging must be in (0, 1), got nan"),
-    ],
-)
-def test_a_bad_option_is_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=r"must|needs") as raised:
-        SGD(**options)
-    assert str(raised.value).startswith(message)
-
-
-@pytest.mark.parametrize(("name", "instead"), [("Adam", r"Adam\(\.\.\.\)"), ("AdamW", r"\.\.\., decoupled=True\)")])
-def test_adam_by_name_or_of_torch_is_refused_with_the_one_that_is_ours(name, instead):
-    import torch
-
-    kind = getattr(torch.optim, name)
-    for each in (name, kind, kind([torch.zeros(1, requires_grad=True)])):
-        with pytest.raises(ValueError, match=rf"got {name}: use lastiterate\..*{instead}"):
-            DPSGD(10, 0.1, 1.0, optimizer=each)

@@ -26,25 +26,6 @@ def test_the_sentence_has_run_unit_neighbours_sampling_release_guarantee_and_pre
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"group_size": 4}, "adding or removing up to 4 examples of one person, each of which is sampled and clipped"),
-        ({"neighbours": "replace"}, "under replacing one example by another, for all iterates (composition)"),
-        ({"neighbours": "replace", "group_size": 2}, "replacing up to 2 examples of one person by others, each of"),
-        ({"releases": 10}, "For the 10 released checkpoints alone, the last-iterate heuristic"),
-        ({"releases": 1000}, "For all 1,000 iterates, the last-iterate heuristic"),
-        ({"optimizer": li.SGD(averaging=0.9)}, "For the released average of the iterates alone"),
-    ],
-)
-def test_what_is_protected_and_what_is_released_is_said(changes, words):
-    run = RUN.replace(**changes)
-    said = li.sentence(run, 1e-5)
-    assert words in said
-    assert li.composition(run).bracket(1e-5)[1] <= guaranteed(said) <= li.composition(run).epsilon(1e-5) * 1.001
-    assert "this is not a guarantee. These numbers are for one training" in said
-
-
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
 def test_without_poisson_sampling_the_guarantee_is_the_one_that_holds(sampling):
     run = RUN.replace(sampling=sampling)

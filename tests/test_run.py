@@ -89,32 +89,6 @@ def test_bad_input_is_refused_in_a_sentence_that_names_it(changes, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"steps": np.int64(3)},
-        {"steps": 10**9},
-        {"sample_rate": 0},
-        {"sample_rate": 1},
-        {"sample_rate": [0.0, 0.5, 1.0]},
-        {"noise_multiplier": 1e-3},
-        {"noise_multiplier": 1e6},
-        {"noise_multiplier": (1, 2, 3)},
-        {"weights": [0.0, 0.0, 1.0]},
-        {"weights": [-1.0, 0.5, 1.0]},
-        {"optimizer": SGD([0.1, 0.2, 0.3])},
-        {"sampling": "fixed"},
-        {"sampling": "full", "sample_rate": 1},
-        {"sampling": "full", "sample_rate": [1, 1, 1]},
-        {"sampling": "shuffled"},
-    ],
-)
-def test_the_edges_of_what_is_allowed_are_accepted(changes):
-    run = DPSGD(**(GOOD | changes))
-    assert run.steps == changes.get("steps", 3)
-    assert type(run.steps) is int
-
-
 @pytest.mark.parametrize("name", ["sample_rate", "noise_multiplier", "weights"])
 def test_arrays_are_copies_that_nobody_can_change(name):
     values = np.array([0.5, 0.25, 0.75])
@@ -223,25 +197,6 @@ def test_the_maximum_over_steps_passes_over_what_has_learnt_nothing(schedule):
     run = DPSGD(4, 0.1, 1.0, **schedule)
     expected = max(last_iterate(run.prefix(t)).epsilon(1e-5) for t in (3, 4))
     assert max_over_steps(run).epsilon(1e-5) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        DPSGD(3, [0.1, 0.2, 0.4], 1.0, weights=[1, 2, 3]),
-        DPSGD(3, [0.1, 0.2, 0.3], 2.0, weights=[1, 2, 3]),
-        DPSGD(3, [0.1, 0.2, 0.3], 1.0, weights=[3, 2, 1]),
-        DPSGD(3, [0.1, 0.2, 0.3], 1.0, weights=[1, 2, 3], clip_norm=2.0),
-        DPSGD(3, [0.1, 0.2, 0.3], 1.0, weights=[1, 2, 3], sampling="fixed"),
-        DPSGD(3, [0.1, 0.2, 0.3], 1.0, optimizer=SGD([1, 2, 3])),
-        DPSGD(3, [0.1, 0.2, 0.3], 1.0),
-        DPSGD(3, 0.1, 1.0, weights=[1, 2, 3]),
-        SGD([1, 2, 3]),
-        None,
-    ],
-)
-def test_runs_that_differ_somewhere_are_not_equal(other):
-    assert DPSGD(3, [0.1, 0.2, 0.3], 1.0, weights=[1, 2, 3]) != other
 
 
 def test_only_poisson_sampling_and_full_batches_let_the_standard_analysis_count_on_sampling():

@@ -39,15 +39,3 @@ def by_torch(make, steps, rate=0.3):
 def test_schedules_are_pytorchs_step_by_step(ours, theirs, steps):
     expected = by_torch(lambda module, optimizer: theirs(module, optimizer, steps), steps)
     np.testing.assert_allclose(ours(steps), expected, rtol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
-@pytest.mark.parametrize("first", [0.0, 0.03])
-def test_a_warm_up_and_a_cosine_are_pytorchs_one_after_the_other(first):
-    def make(module, optimizer):
-        warm = module.LambdaLR(optimizer, lambda t: t / 4) if not first else module.LinearLR(optimizer, 0.1, 1.0, 4)
-        then = module.CosineAnnealingLR(optimizer, 16, eta_min=0.01)
-        return module.SequentialLR(optimizer, [warm, then], milestones=[4])
-
-    ours = schedules.warmup_cosine(0.3, 20, 4, first, 0.01)
-    np.testing.assert_allclose(ours, by_torch(make, 20), rtol=1e-12)

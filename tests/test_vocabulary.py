@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lastiterate as li
-from lastiterate.registry import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, OWN_COIN, PAIRED_METHODS
+from lastiterate.registry import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 SMALL = li.DPSGD(2, 0.5, 1.0)
 
@@ -23,13 +23,3 @@ def test_every_method_is_for_models_or_for_canaries_of_one_and_families_assume_s
     assert not {*PAIRED_METHODS} & {*ONE_RUN_METHODS}
     assert all("nothing" not in METHODS[name].assumes for name in FAMILIES)
     assert METHODS["clopper-pearson"].assumes == "assumes nothing about the mechanism"
-
-
-@pytest.mark.parametrize("name", ONE_RUN_METHODS)
-def test_no_method_of_one_run_is_said_to_assume_nothing(name):
-    method = METHODS[name]
-    for words in (method.label, method.assumes, *method.assumptions("corrected")):
-        assert "nothing" not in words
-        assert "assumption-free" not in words
-    assert OWN_COIN in method.assumes
-    assert OWN_COIN in method.assumptions("corrected")[0]

@@ -45,17 +45,6 @@ def test_adversarial_draws_know_people_releases_and_other_neighbours(cli, here, 
     assert again["empirical"] == fields["empirical"]
 
 
-def test_the_usual_training_may_release_checkpoints_and_protect_people(cli, here):
-    usual = cli.json(
-        "audit --model logistic --attack adversarial --models 100 --method gdp --releases 3 --group-size 2"
-    )
-    assert (usual["releases"], usual["group_size"], usual["optimizer"]["momentum"]) == (3, 2, 0.0)
-    assert usual["composition"] == pytest.approx(8.0, rel=1e-6)
-    assert "must be given with other options of the run" in cli.refusal("audit --releases 3 --momentum 0.5")
-    (here / "mine.py").write_text(TRAINERS)
-    assert "must be given with other" in cli.refusal("audit --trainer mine.py:score --group-size 2 --models 4")
-
-
 def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
     cli(f"{DRAWN} --store x.sqlite --json")
     monkeypatch.setattr("lastiterate.auditing.run_audit._Session.fill", None)
@@ -94,17 +83,6 @@ def test_an_inconclusive_audit_is_status_4_with_a_claim_or_if_strict(cli, here):
         assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (status, "inconclusive")
     table = " ".join(cli("report x.sqlite").stdout.split())
     assert "Verdict: inconclusive." in table
-
-
-def test_above_the_heuristic_fails_only_if_strict(cli, here):
-    cli(f"{DRAWN} --store x.sqlite --json")
-    for noise in (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4):
-        result = cli(f"report x.sqlite --claim-noise {noise} --json")
-        if json.loads(result.stdout)["verdict"] == "above heuristic":
-            assert result.exit_code == 0
-            assert cli(f"report x.sqlite --claim-noise {noise} --strict --json").exit_code == 1
-            return
-    pytest.fail("no claim between heuristic and guarantee was found")
 
 
 def test_dry_run_says_what_would_happen_and_keeps_nothing(cli, here):

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import blocks
-
 SMALL = "audit --model logistic --steps 5 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 4"
 FILE = """
 from dataclasses import dataclass
@@ -92,22 +90,3 @@ def test_a_users_attack_scores_a_users_trainer(cli, mine):
     assert "for a trainer, or have craft, score, expected and words, got a value of type Mine" in refusal
     Path("trainer.py").write_text(f"{TRAINER}\n\nattack = First()\n", encoding="utf-8")
     assert "either by --attack or in 'trainer.py:train'" in cli.refusal(f"{command} --attack trainer.py:First")
-
-
-def test_an_attack_that_fails_is_neither_bad_input_nor_a_verdict(cli, mine):
-    failed = cli(f"{SMALL} --attack mine.py:Crafts --json")
-    assert (failed.exit_code, failed.stdout) == (3, "")
-    assert "the attack failed on crafting the canary: ValueError: no canary today" in failed.stderr
-    assert 'raise ValueError("no canary today")' in failed.stderr
-
-
-def test_the_attack_of_the_documentation_works_as_a_file(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (shown,) = [block.text for block in blocks("docs/audit.md") if "class LastParameter" in block.text]
-    imports = "import numpy as np\nfrom lastiterate import attacks\n"
-    Path("my_attack.py").write_text(imports + shown.partition("\n\nresult = ")[0], encoding="utf-8")
-    (command,) = [block.text for block in blocks("docs/audit.md") if "my_attack.py:LastParameter" in block.text]
-    quick = (
-        command.removeprefix("lastiterate ").strip().replace("--models 128", "--models 4 --steps 5 --sample-rate .1")
-    )
-    assert json.loads(cli(f"{quick} --json").stdout)["attack"] == "a canary gradient on the last bias"

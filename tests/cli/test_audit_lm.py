@@ -73,13 +73,3 @@ def test_the_unit_may_be_a_person(cli, tiny_llama, owned, tmp_path):  # noqa: F8
     page = tmp_path / "page"
     cli(f"report {tmp_path / 'a.sqlite'} --method clopper-pearson --output {page}")
     assert "a person with up to 4 dialogues" in (page / "a-report.html").read_text(encoding="utf-8")
-
-
-def test_checkpoints_and_replaced_texts_are_audited(cli, tiny_llama, texts, tmp_path):  # noqa: F811
-    found = cli.json(command(tiny_llama, texts, tmp_path, "--releases 2 --neighbours replace"))
-    assert (found["releases"], found["neighbours"]) == (2, "replace")
-    assert "replaced by another such sequence" in found["attack"]
-    assert "all 2 released iterates" in found["attack"]
-    assert found["caveats"][0] == (
-        "One dialogue is one example: whether it or another one was there is what epsilon is about."
-    )

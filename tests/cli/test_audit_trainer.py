@@ -36,15 +36,3 @@ def test_a_correct_trainer_is_not_refuted_and_a_broken_one_exits_with_1(cli, tra
         assert fields["data"] == f"trainers.py:{name}"
         assert (fields["models"], fields["store"]) == (96, str(store))
         assert store.is_file()
-
-
-def test_the_scores_of_a_trainer_need_no_attack_and_options_describe_the_run(cli, tmp_path):
-    file = tmp_path / "scores.py"
-    file.write_text(
-        "import numpy\n\n\ndef train(seed, canary):\n    return canary + numpy.random.default_rng(seed).normal()\n"
-    )
-    run = "--steps 1 --sampling full --noise-multiplier 1"
-    fields = cli.json(f"audit --trainer {file}:train {run} --models 64 --store {tmp_path / 'scores.sqlite'}")
-    assert fields["verdict"] == "inconclusive"  # 64 models are too few
-    assert fields["steps"] == 1
-    assert fields["estimates"][0]["threshold_choice"] == "split"

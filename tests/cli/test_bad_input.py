@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-QUICK = "epsilon --steps 10 --sampling full --noise-multiplier 1 --delta 1e-5"
 RUN = "epsilon --steps 10 --sample-rate .1 --noise-multiplier 1 --delta 1e-5"
 
 
@@ -113,27 +112,6 @@ def test_bad_plot_paths_are_refused_before_computing_and_leave_nothing(
     assert word in cli.refusal(f"{command} --plot {target}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "folder.png"]
     assert not list((tmp_path / "folder.png").iterdir())
-
-
-def test_output_that_cannot_be_a_folder_is_refused_before_computing(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("lastiterate.paper.reproduce.figure1.rows", _unreachable)
-    (tmp_path / "file.txt").touch()
-    assert "file.txt" in cli.refusal(f"reproduce figure1 --output {tmp_path / 'file.txt'}")
-    assert "file.txt" in cli.refusal(f"reproduce figure1 --output {tmp_path / 'file.txt' / 'picture.png'}")
-
-
-def test_a_picture_that_cannot_be_written_costs_the_picture_alone(cli, tmp_path, monkeypatch):
-    def full_disk(self, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.replace", full_disk)
-    result = cli(f"{QUICK} --plot {tmp_path / 'picture.svg'}")
-    assert result.exit_code == 3
-    assert "last iterate (heuristic)" in result.stdout
-    assert "Picture" not in result.stdout
-    assert result.stderr.count("\n") == 1
-    assert "No space left on device; the printed output is complete" in result.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def _unreachable(*args, **options):

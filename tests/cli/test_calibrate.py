@@ -36,18 +36,3 @@ def test_without_an_analysis_the_guarantee_comes_first_and_the_heuristic_beside_
         assert getattr(li, row["analysis"])(run).is_guarantee == row["is_guarantee"]
         for each in ("last_iterate", "composition", "full_batch"):
             assert row[each] == getattr(li, each)(run).epsilon(1e-5)
-
-
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
-def test_where_composition_refuses_the_guarantee_is_no_amplification(cli, sampling):
-    guarantee, heuristic = cli.json(f"{RUN} --sampling {sampling}")["rows"]
-    assert (guarantee["analysis"], guarantee["is_guarantee"]) == ("no_amplification", True)
-    assert guarantee["no_amplification"] == pytest.approx(8.0, abs=1e-5)
-    assert heuristic["analysis"] == "last_iterate"
-    assert heuristic["no_amplification"] > 100.0
-    for row in (guarantee, heuristic):
-        assert row["composition"] is None
-        assert "for composition, got" in row["composition_reason"]
-    shown = cli(f"{RUN} --sampling {sampling}").stdout
-    assert "No composition: sampling must be 'poisson' or 'full'" in shown
-    assert max(map(len, shown.splitlines())) <= 80

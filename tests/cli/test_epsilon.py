@@ -42,25 +42,6 @@ def test_releases_groups_neighbours_and_filters_are_options_and_fields_of_json(c
     assert answer["composition"] == li.composition(run).epsilon(1e-5)
 
 
-def test_a_filter_may_be_a_file(cli, tmp_path):
-    file = tmp_path / "filter.txt"
-    file.write_text("1.0, -0.5\n-0.125 1e-3\n")
-    assert cli.json(f"{RUN} --noise-filter {file}")["noise_filter"] == [1.0, -0.5, -0.125, 1e-3]
-    assert "correlated noise (filter 1, -0.5, -0.125, 0.001)" in " ".join(
-        cli(f"{RUN} --noise-filter {file}").stdout.split()
-    )
-
-
-def test_optimizer_options_make_an_sgd(cli):
-    options = "--learning-rate .1 --momentum .9 --nesterov --weight-decay .01 --decoupled --averaging .99"
-    answer = cli.json(f"epsilon --steps 50 --sample-rate .1 --noise-multiplier 1 --delta 1e-5 {options}")
-    sgd = li.SGD(learning_rate=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, decoupled=True, averaging=0.99)
-    run = li.DPSGD(50, 0.1, 1.0, optimizer=sgd)
-    assert answer["last_iterate"] == li.last_iterate(run).epsilon(1e-5)
-    assert answer["optimizer"]["momentum"] == 0.9
-    assert answer["optimizer"]["averaging"] == 0.99
-
-
 def test_what_is_printed_about_a_shuffled_run_can_be_typed(cli):
     options = "epsilon --steps 300 --noise-multiplier 10 --delta 1e-5 --sampling shuffled"
     answer = cli.json(f"{options} --sample-rate 1/3")
@@ -126,11 +107,3 @@ def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli)
     answer = cli.json(f"{RUN} --group-size 2 --sentence")
     assert answer.pop("sentence") == words
     assert answer == cli.json(f"{RUN} --group-size 2")
-
-
-@pytest.mark.parametrize(("last_batch", "steps", "rate"), [("keep", 5880, 0.01024), ("drop", 5820, 1 / 97)])
-def test_a_smaller_last_batch_is_kept_or_dropped(cli, last_batch, steps, rate):
-    sizes = f"--dataset-size 50000 --batch-size 512 --last-batch {last_batch} --noise-multiplier .7 --delta 1e-5"
-    for how_long in ("--epochs 60", f"--steps {steps}"):
-        answer = cli.json(f"epsilon {sizes} {how_long}")
-        assert (answer["steps"], answer["sample_rate"]) == (steps, rate)

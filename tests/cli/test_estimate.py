@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -50,15 +49,6 @@ def test_json_is_the_estimate(cli, scores):
     assert tuple(answer["caveats"]) == found.caveats
 
 
-def test_families_take_the_run_and_need_no_noise(cli, scores):
-    answer = cli.json(f"estimate {scores} --method last-iterate --steps 1000 --sample-rate .1 --threshold 1.5")
-    assert answer["noise_multiplier"] > 0.0
-    batches = "--dataset-size 1000 --batch-size 100 --epochs 100"
-    assert cli.json(f"estimate {scores} --method last-iterate {batches} --threshold 1.5") == answer
-    predicted = cli.json(f"estimate {scores} --threshold a-priori --steps 1000 --sample-rate .1 --noise-multiplier 1")
-    assert predicted["threshold_choice"] == "a-priori"
-
-
 def test_infinite_values_are_null_with_a_reason(cli, tmp_path):
     file = write(tmp_path / "apart.csv", [math.inf] * 99, [-math.inf] * 99)
     family = f"estimate {file} --method last-iterate --steps 2 --sample-rate .5 --threshold 0"
@@ -72,31 +62,6 @@ def test_infinite_values_are_null_with_a_reason(cli, tmp_path):
     one_run = cli.json(f"estimate {file} --method one-run")
     assert one_run["fpr_upper"] is None
     assert one_run["fpr_upper_reason"]
-
-
-FEW = ([1.0, 2.0, 3.0, 2.5], [0.0, 0.1, -1.0, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "verdict"),
-    [
-        ("--claim-epsilon 0.1", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --threshold 0.7", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --method all", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --strict --threshold uncorrected", 4, "inconclusive"),
-        ("--claim-noise 1 --steps 100 --sample-rate .1", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --method one-run", 1, "violation"),
-    ],
-)
-def test_four_models_a_world_refute_nothing_and_confirm_nothing(cli, tmp_path, options, status, verdict):
-    file = write(tmp_path / "few.csv", *FEW)
-    shown = cli(f"estimate {file} {options} --json")
-    assert shown.exit_code == status
-    answer = json.loads(shown.stdout)
-    assert answer["verdict"] == verdict
-    table = cli(f"estimate {file} {options}")
-    assert table.exit_code == status
-    assert f"Verdict: {verdict}. {answer['reason']}" in " ".join(table.stdout.split())
 
 
 def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cli, tmp_path):

@@ -140,16 +140,6 @@ def test_a_broken_pipe_is_quiet_and_says_neither_done_nor_refuted(folder, comman
     assert (process.returncode, process.stderr) == (3, b"")
 
 
-def test_a_library_that_ends_the_program_is_something_that_broke(folder):
-    code = (
-        "import sys, lastiterate.compare_analyses\nlastiterate.compare_analyses.ask = lambda *asked: sys.exit(0)\n"
-        f"from lastiterate.cli.app import app\napp({f'epsilon {RUN}'.split()!r})"
-    )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stdout) == (3, "")
-    assert process.stderr == "something called sys.exit(0)\n"
-
-
 def test_a_signal_while_a_trainer_works_is_130(folder):
     (folder / "slow.py").write_text(TRAINERS + "\n\ndef slow(seed, canary):\n    open('began', 'w')\n    sleep()\n")
     process = start(folder, "audit --trainer slow.py:slow --models 4 --store slow.sqlite")

@@ -43,24 +43,6 @@ def test_a_table_for_each_analysis_has_a_row_for_each_batch_size_and_the_heurist
     assert "the guarantee is epsilon 6.5388 to 37.734." in " ".join(result.stdout.split())
 
 
-def test_the_picture_has_both_analyses(tmp_path, cli, monkeypatch):
-    charts = []
-    monkeypatch.setattr("lastiterate.plot.chart_file.save", lambda chart, path: charts.append(chart.to_dict()))
-    for sampling, guarantee in (("poisson", "composition (standard)"), ("shuffled", "no amplification (bound)")):
-        assert cli(f"{PLAN} --last-batch keep --sampling {sampling} --plot {tmp_path / 'plan.png'}").exit_code == 0
-        *leaks, noise = charts.pop()["hconcat"]
-        assert [panel["title"] for panel in leaks] == [
-            f"Epsilon with the noise by {label}" for label in (guarantee, "last iterate (heuristic)")
-        ]
-        found = {(row["analysis"], row["batch_size"]): row["noise_multiplier"] for row in noise["data"]["values"]}
-        expected = cli.json(f"{PLAN} --last-batch keep --sampling {sampling}")["rows"]
-        assert list(found.values()) == [row["noise_multiplier"] for row in expected]
-        assert {analysis for analysis, _ in found} == {guarantee, "last iterate (heuristic)"}
-        for panel in leaks:
-            assert guarantee in {row["analysis"] for row in panel["data"]["values"]}
-            assert guarantee in panel["encoding"]["color"]["scale"]["domain"]
-
-
 def _tables(text):
     bodies = [part.split("\n\n")[0] for part in text.split("───\n")[1:]]
     return [[line.split() for line in body.splitlines()] for body in bodies]

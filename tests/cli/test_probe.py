@@ -73,17 +73,6 @@ def test_json_is_one_object_with_the_documented_keys(answers, name):
         assert answer[analysis.__name__] == pytest.approx(analysis(run).epsilon(1e-3), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("output", "files"), [("new", ["new/probe-zeroing.html", "new/probe-zeroing.png"]), ("mine.svg", ["mine.svg"])]
-)
-def test_pictures_go_where_they_are_asked_for(cli, answers, store, tmp_path, monkeypatch, output, files):
-    monkeypatch.chdir(tmp_path)
-    answer = cli.json(f"probe {COMMANDS['zeroing']} --store {store} --output {output}")
-    assert answer == answers["zeroing"]
-    found = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in found) == files
-
-
 def test_json_alone_draws_nothing_and_scores_are_kept_in_runs(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cli.json("probe zeroing --steps 3 --models 10")

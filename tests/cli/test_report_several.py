@@ -64,18 +64,3 @@ def test_several_audits_are_one_picture_and_one_page(cli, here):
 def test_the_status_is_the_worst_of_all(cli, here, command, verdicts, status):
     assert [row["verdict"] for row in rows(cli, command)] == verdicts
     assert cli(f"report {command} --json").exit_code == status
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("first.sqlite noisy.sqlite --export s.csv", "--export must be given with one store, got 2 stores"),
-        ("first.sqlite ./first.sqlite", "STORE must be different files, got 'first.sqlite' and"),
-        ("first.sqlite none.sqlite", "nothing is at 'none.sqlite'"),
-        ("first.sqlite open.sqlite --threshold corrected", "(the store 'open.sqlite')"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_sentence(cli, here, command, words):
-    before = sorted(here.iterdir())
-    assert words in cli.refusal(f"report {command}")
-    assert sorted(here.iterdir()) == before

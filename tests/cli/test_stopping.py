@@ -109,21 +109,6 @@ def test_a_signal_while_a_training_is_checked_is_one_sentence_and_nothing_is_wri
     assert not (tmp_path / "found.xml").exists()
 
 
-def test_a_main_thread_that_sees_no_signal_is_stopped_too(tmp_path):
-    code = (
-        "from lastiterate.cli.signals import watch\nwatch()\nprint('began', flush=True)\n"
-        "import ctypes\nctypes.CDLL(None).sleep(60) == 0 or ctypes.CDLL(None).sleep(60)\nprint('slept')"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert process.stdout.readline() == "began\n"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors) == (130, "", "stopped\n")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_temporary_files_go(tmp_path, number):
     code = (

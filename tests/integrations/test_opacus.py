@@ -78,17 +78,6 @@ def test_an_engine_warns_once_with_the_guarantee_of_its_training(opacus, digits,
     assert warning.endswith("not a guarantee: composition guarantees 2.957")
 
 
-@pytest.mark.parametrize("poisson", [True, False])
-def test_the_heuristic_sets_no_noise_unless_it_was_asked_for(opacus, digits, poisson):
-    engine, target = engine_of(opacus), {"target_epsilon": 8.0, "target_delta": DELTA, "epochs": 3}
-    with pytest.raises(ValueError, match=r"does not set the noise.*'prv'.*calibrate_by_heuristic=True\)$"):
-        make_private(engine, digits, *model_and_optimizer(), **target, poisson_sampling=poisson)
-    accountant = opacus.accountants.create_accountant("last_iterate")
-    accountant.history = [(1.0, 0.01, 1000)]
-    with pytest.raises(ValueError, match="does not set the noise"):
-        accountant.get_epsilon(DELTA)
-
-
 @trains
 def test_a_restored_engine_answers_and_trains_on(opacus, digits, tmp_path, recorded):
     first = engine_of(opacus)
@@ -126,13 +115,3 @@ def test_the_warning_knows_that_batches_were_shuffled(opacus, digits, recorded, 
     for warning in found:
         assert "batches are shuffled, which composition does not cover" in warning
         assert warning.endswith(f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove")
-
-
-@trains
-def test_the_warning_promises_nothing_for_a_loader_of_another_kind(opacus, digits, recorded):
-    engine = engine_of(opacus)
-    private = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.2, **OWN)
-    train(*private, steps=30)
-    engine.get_epsilon(DELTA)
-    (warning,) = heuristic_warnings(recorded)
-    assert warning.endswith("composition does not cover this data loader, whose batches are not Poisson samples")

@@ -120,16 +120,6 @@ def test_micro_batches_of_a_batch_memory_manager_are_one_step_of_the_same_run_an
     torch.testing.assert_close(micro_model, model, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("rates", [[0.4, 0.4, 0.2], [0.4, 0.4, 0.4, 0.4, 0.4]])
-def test_steps_that_reach_into_the_next_epoch_are_refused_since_an_example_may_be_in_one_twice(opacus, digits, rates):
-    engine, loader = engine_of(opacus), loader_of(digits, 320, shuffle=True)
-    for rate in rates:
-        engine.accountant.step(noise_multiplier=1.0, sample_rate=rate)
-    for options in ({"loader": loader}, {"sampling": "shuffled"}):
-        with pytest.raises(ValueError, match="an example could be in one step twice"):
-            DPSGD.from_opacus(engine, **options)
-
-
 def test_a_loader_and_a_word_that_contradict_each_other_are_refused(opacus, digits, trained_engine):
     shuffling = loader_of(digits, shuffle=True)
     poisson = opacus.data_loader.DPDataLoader.from_data_loader(shuffling)
@@ -151,32 +141,6 @@ def test_samplers_that_no_analysis_describes_are_refused_by_name(digits, trained
     }
     with pytest.raises(ValueError, match=f"got {name}: "):
         DPSGD.from_opacus(trained_engine, loader=loader_of(digits, sampler=samplers[name]()))
-
-
-@trains
-def test_a_noise_schedule_gives_one_noise_a_step(opacus, digits):
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
-    scheduler = opacus.schedulers.ExponentialNoise(optimizer, gamma=0.5)
-    for _ in range(3):
-        train(model, optimizer, loader, steps=2)
-        scheduler.step()
-    expected = DPSGD(steps=6, sample_rate=0.1, noise_multiplier=[1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
-    assert DPSGD.from_opacus(engine, loader=loader) == expected
-
-
-@trains
-def test_the_optimizer_weights_the_steps_and_its_learning_rate_becomes_one_of_the_sum(opacus, digits):
-    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(**options), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=4)
-    expected = SGD(learning_rate=0.5 / 160, momentum=0.9, nesterov=True, weight_decay=0.1 * 160)
-    assert DPSGD.from_opacus(engine, optimizer, loader) == DPSGD(4, 0.1, 1.0, clip_norm=0.7, optimizer=expected)
-    with pytest.raises(ValueError, match="optimizer must be the one that make_private returned, got SGD"):
-        DPSGD.from_opacus(engine, optimizer.original_optimizer, loader)
-    schedule = SGD(learning_rate=[1.0, 2.0, 3.0, 4.0])
-    assert DPSGD.from_opacus(engine, schedule, loader) == DPSGD(4, 0.1, 1.0, optimizer=schedule)
 
 
 HYPERPARAMETERS = [
@@ -261,20 +225,6 @@ def test_adam_is_read_with_eps_and_l2_decay_in_terms_of_sums(opacus, digits, nam
     assert DPSGD.from_opacus(engine, expected, loader).optimizer == expected
     with pytest.raises(ValueError, match=r"got a lastiterate\.Adam, which has its own learning rates"):
         DPSGD.from_opacus(engine, expected, loader, scheduler)
-
-
-@trains
-def test_adam_that_is_not_one_adam_on_sums_is_refused(opacus, digits, trained_engine):
-    private = make_private(trained_engine, digits, *model_and_optimizer("Adam", amsgrad=True), noise_multiplier=1.0)[1]
-    with pytest.raises(ValueError, match="optimizer must be Adam without amsgrad"):
-        DPSGD.from_opacus(trained_engine, private, sampling="poisson")
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer("Adam"), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=1)
-    model, optimizer, loader = make_private(engine, digits, model, optimizer, batch_size=320, noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=1)
-    with pytest.raises(ValueError, match=r"one sample rate with Adam, got 0\.1 to 0\.2"):
-        DPSGD.from_opacus(engine, optimizer, sampling="poisson")
 
 
 def test_adaptive_clipping_is_refused_since_nobody_recorded_the_norms(digits, trained_engine):

@@ -195,19 +195,6 @@ def test_histograms_of_both_worlds_have_the_same_bins_and_unit_mass(result):
         np.testing.assert_allclose([row["high"] - row["low"] for row in rows], width)
 
 
-def test_histogram_shows_the_predicted_densities_the_threshold_and_the_unit(result):
-    chart = histogram_panel(result, 620, 360).to_dict()
-    out, into = (values(layer) for layer in chart["layer"][2:4])
-    known = {row[0]: row[1:].tolist() for row in result.score_density}
-    assert len(out) == len(into) > 50
-    assert all(
-        [before["density"], after["density"]] == known[after["low"]] for before, after in zip(out, into, strict=True)
-    )
-    assert values(chart["layer"][4])[0]["low"] == 1.9
-    assert "threshold 1.9, chosen before training" in texts(chart)
-    assert "score (standard deviations of the noise)" in " ".join(chart["layer"][0]["encoding"]["x"]["title"])
-
-
 def test_roc_is_what_thresholds_achieve(result, roc):
     rows = next(values(layer) for layer in roc if "order" in values(layer)[0] and "analysis" in values(layer)[0])
     low = 1 / 1024
@@ -226,18 +213,6 @@ def test_roc_band_is_clopper_pearson_with_half_the_error_to_each_rate(result, ro
     nearest = min(band, key=lambda row: abs(row["fpr"] - estimate.fpr_upper) + abs(row["fnr"] - estimate.fnr_upper))
     assert nearest["fpr"] == pytest.approx(estimate.fpr_upper)
     assert nearest["fnr"] == pytest.approx(estimate.fnr_upper, rel=0.03)
-
-
-def test_roc_shows_the_predicted_curves_and_what_the_estimates_use(result, roc):
-    predicted = next(values(layer) for layer in roc if "heuristic" in str(values(layer)[0].get("analysis")))
-    for name, analysis in (("last iterate (heuristic)", li.last_iterate), ("composition (standard)", li.composition)):
-        some = [row for row in predicted if row["analysis"] == name][::5]
-        np.testing.assert_allclose(
-            analysis(RUN).fnr(np.array([row["fpr"] for row in some])), [row["fnr"] for row in some]
-        )
-    (dot,) = values(roc[-1])
-    assert dot["fpr_upper"] == result.estimates["gdp"].fpr_upper
-    assert "Gaussian DP family" in dot["methods"]
 
 
 def test_epsilons_are_those_of_the_audit(result):

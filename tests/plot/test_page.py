@@ -149,17 +149,3 @@ def test_infinities_and_undefined_signals_are_words(tmp_path):
     assert "d' is not defined for these scores" in " ".join(words)
     assert "infinite" in words
     assert not {"inf", "nan", "≥ infinite", "≥ 6.1"} & set(words)
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    monkeypatch.setattr(plot_page, "_page", lambda result: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_page(fake(1), path)
-    assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    with pytest.raises(ValueError, match=r"path must end in \.html"):
-        write_page(fake(1), tmp_path / "page.png")
-    with pytest.raises(ValueError, match="folder must exist"):
-        write_page(fake(1), tmp_path / "no" / "page.html")

@@ -5,7 +5,6 @@ import json
 import pytest
 
 import lastiterate as li
-from lastiterate.plot.roc import waterfall_panel
 
 RUN = li.DPSGD(100, 0.1, 0.94)
 
@@ -23,13 +22,3 @@ def test_the_picture_shows_what_it_takes_or_that_nothing_does(one_run, noise):
     assert ("canaries (log scale)" in spec) == one_run
     assert f'"models": {found.models}, "chance": {json.dumps(found.chance)}' in spec
     assert "a heuristic" in spec
-
-
-def test_the_waterfall_has_a_bar_for_each_level_and_its_sentences():
-    result = li.audit(RUN, None, "adversarial", 200, methods=["gdp"])
-    spec = waterfall_panel(result, 700).to_dict()
-    text = json.dumps(spec, allow_nan=False)
-    for step in result.waterfall:
-        assert f'"name": "{step.name}"' in text
-        assert step.words[:40] in text
-    assert text.index('"guarantee"') < text.index('"found"')

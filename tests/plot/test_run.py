@@ -9,16 +9,11 @@ import pytest
 import lastiterate as li
 from lastiterate.plot import run_charts as plot_run
 from lastiterate.plot.chart_file import save
-from lastiterate.plot.run_charts import plan_chart, run_chart
+from lastiterate.plot.run_charts import run_chart
 from lastiterate.registry import ANALYSES
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)
-NAMES = {
-    "last_iterate": "last iterate (heuristic)",
-    "composition": "composition (standard)",
-    "full_batch": "full batch (baseline)",
-}
 QUICK = li.DPSGD(100, 1.0, 20.0, sampling="full")  # its analyses have closed forms
 
 
@@ -97,25 +92,3 @@ def test_the_guarantee_is_drawn_beside_the_prediction(run):
     shown = {row["steps"]: row["epsilon"] for row in leaks["data"]["values"] if row["analysis"] == guarantee.label}
     assert shown[run.steps] == guarantee.curve(run).epsilon(1e-5)
     assert guarantee.label in {row["analysis"] for row in errors["layer"][-1]["data"]["values"]}
-
-
-def test_the_picture_of_a_plan_has_every_batch_size_and_says_what_is_missing():
-    rows = [
-        {"batch_size": 64, "noise_multiplier": 1.5, "last_iterate": 2.0, "composition": None, "full_batch": 1.0},
-        {"batch_size": 16, "noise_multiplier": 1.2, "last_iterate": 2.1, "composition": None, "full_batch": 1.1},
-    ]
-    rows = [{"analysis": "last_iterate", **row} for row in rows]
-    rows[1]["composition_reason"] = "it takes long"
-    chart = plan_chart(rows, 1e-5, "100 epochs").to_dict()
-    leak, noise = chart["hconcat"]
-    shown = {(row["analysis"], row["batch_size"]): row["epsilon"] for row in leak["data"]["values"]}
-    assert shown == {(NAMES[name], row["batch_size"]): row[name] for row in rows for name in NAMES if row[name]}
-    assert [row["noise_multiplier"] for row in noise["data"]["values"]] == [1.5, 1.2]
-    assert [panel["encoding"]["y"]["field"] for panel in (leak, noise)] == ["epsilon", "noise_multiplier"]
-    for panel in (leak, noise):
-        assert panel["mark"]["type"] == "line"
-        assert panel["encoding"]["x"]["field"] == "batch_size"
-        assert panel["encoding"]["x"]["axis"]["values"] == [16, 64]
-    words = " ".join(chart["title"]["subtitle"])
-    for said in ("100 epochs", "it does not guarantee", "Without composition (standard): it takes long"):
-        assert said in words

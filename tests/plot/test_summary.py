@@ -10,8 +10,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial
-from lastiterate.auditing.evidence.estimates import Question
-from lastiterate.auditing.evidence.report import growth_of, report
+from lastiterate.auditing.evidence.report import report
 from lastiterate.auditing.load_evidence import TERMS, card_of, evidence_in
 from lastiterate.auditing.stores.store import Store
 from lastiterate.formatting import ONE_TRAINING
@@ -82,14 +81,3 @@ def test_texts_of_others_do_nothing(card):
     assert "<script" not in summary_page(hostile)
     assert summary_markdown(hostile).count("\\<script\\>") == 4
     assert "| \\[a\\]" not in summary_markdown(hostile).replace("\\|", "")
-
-
-def test_the_bound_that_grows_ends_with_the_one_that_is_reported(path):
-    with Store.read(path) as store:
-        evidence = evidence_in(store)
-    points = growth_of(evidence, Question())
-    assert points[0][0] >= 4
-    assert points[-1][0] == 60
-    assert [models for models, _ in points] == sorted({models for models, _ in points})
-    whole = report(evidence, Question(validity="anytime")).estimates["clopper-pearson"]
-    assert points[-1][1] == whole.epsilon

@@ -130,14 +130,6 @@ def test_no_repeater_is_clipped(encoding, noise):
     assert np.all(norms < run.clip_norm)
 
 
-@ENCODINGS
-def test_clipping_norm_and_learning_rate_are_units_only(encoding):
-    other = RUN.replace(clip_norm=3.7, optimizer=li.SGD(0.013))
-    plain, scaled = (armed(encoding, run).score(trained(encoding, run)[1]) for run in (RUN, other))
-    assert np.ptp(plain) > 0.5
-    assert scaled == pytest.approx(plain, abs=1e-3)
-
-
 def test_a_clipped_repeater_stops_the_training():
     with pytest.raises(TrainingDiverged, match="not finite after step 1 of 12"):
         trained("one-bit", RUN, 3000, models=2)
@@ -152,13 +144,6 @@ def test_batches_that_vary_more_than_they_should_are_noticed():
         ArithmeticError, match=r"number of malicious examples .* standard deviations from its expectation"
     ):
         Reader(RUN, facts | {"copies": 100 * few})(parameters)
-
-
-def test_bits_that_cannot_be_read_are_noticed():
-    reader, parameters = armed("one-bit").score, np.array(trained("one-bit")[1])
-    parameters[0, 0] = 0.0
-    with pytest.raises(ArithmeticError, match=r"^1 of 704 bits cannot be read"):
-        reader(parameters)
 
 
 @pytest.fixture(scope="module")

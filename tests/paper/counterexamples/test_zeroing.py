@@ -70,14 +70,6 @@ def test_probe_refutes_the_heuristic():
     assert "the heuristic is too low here" in str(counterexample_chart(found, "A title").to_dict())
 
 
-def test_more_steps_than_are_quick_to_train_are_not_chosen():
-    parameters = 1.26e-5, 0.2138, 3e-8
-    region = find_region(*parameters)
-    assert region.lowest > 100
-    setting = replace(DEFAULTS, sample_rate=parameters[0], noise_multiplier=parameters[1], delta=parameters[2])
-    assert zeroing._telling_steps(setting, parameters[1], region) == 100
-
-
 def test_noise_must_be_given():
     with pytest.raises(ValueError, match="noise_multiplier must be given"):
         zeroing.probe(replace(DEFAULTS, noise_multiplier=None))

@@ -36,11 +36,6 @@ def test_panel_a_keeps_expected_uses_and_total_noise(rows):
     assert len({round(row["full_batch"], 9) for row in panel(rows, "a")}) == 1
 
 
-def test_panel_b_keeps_the_standard_epsilon(rows):
-    for row in panel(rows, "b"):
-        assert row["composition"] == pytest.approx(figure1.STANDARD, rel=2e-6)
-
-
 def test_panel_c_shows_the_heuristic_falling_before_it_rises(rows):
     epsilons = [row["last_iterate"] for row in panel(rows, "c")]
     lowest = epsilons.index(min(epsilons))

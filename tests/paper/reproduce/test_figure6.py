@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import lastiterate as li
@@ -75,13 +74,3 @@ def test_what_was_trained_is_not_trained_again(rows, store):
     assert len(before) == 2
     assert figure6.rows("quick", audits=Audits(store=store, engine=Idle())) == rows
     assert sorted(store.iterdir()) == before
-
-
-def test_so_few_bits_that_there_is_no_upper_bound_are_no_number(monkeypatch):
-    none_set = np.zeros(3), np.zeros(3)
-    monkeypatch.setattr("lastiterate.paper.counterexamples.malicious.last_iterate_scores", lambda *_: none_set)
-    (row,) = figure6.rows("quick", lambda points: points[:1], Audits(models=3))
-    assert row["encoding"] == "one-bit"
-    assert row["empirical_upper"] is None
-    assert row["empirical_upper_reason"] == "no bit was set without the canary"
-    assert row["empirical"] == 0.0

@@ -21,17 +21,6 @@ def test_epsilon_is_on_the_safe_side_of_the_target_and_within_a_millionth(steps,
     assert epsilon - 1e-6 * max(1.0, epsilon) <= value <= epsilon
 
 
-@pytest.mark.parametrize(
-    "analysis", [li.last_iterate, li.composition, li.full_batch, li.max_over_steps, li.no_amplification]
-)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
-def test_every_analysis_can_be_calibrated(analysis, epsilon):
-    run = li.DPSGD(steps=500, sample_rate=0.02, noise_multiplier=1.0)
-    curve = analysis(li.calibrate(run, epsilon=epsilon, delta=1e-5, analysis=analysis))
-    value = curve.bracket(1e-5)[1] if curve.is_guarantee else curve.epsilon(1e-5)
-    assert epsilon - 1e-6 <= value <= epsilon
-
-
 @settings(max_examples=15)
 @given(weighted_runs(longest=12), st.floats(0.1, 10.0))
 def test_a_schedule_of_noise_keeps_its_shape(run, epsilon):
@@ -39,17 +28,6 @@ def test_a_schedule_of_noise_keeps_its_shape(run, epsilon):
     ratio = np.asarray(found.noise_multiplier) / np.asarray(run.noise_multiplier)
     assert np.ptp(ratio) < 1e-12 * ratio[0]
     assert epsilon - 1e-6 <= li.last_iterate(found).epsilon(1e-6) <= epsilon
-
-
-def test_noise_by_guarantee_or_by_prediction_is_for_the_user_to_say():
-    run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
-    with pytest.raises(TypeError, match="'analysis'"):
-        li.calibrate(run, epsilon=1.0, delta=1e-5)
-    for wrong in (None, "composition"):
-        with pytest.raises(
-            ValueError, match=r"analysis must be .*composition.* guarantee, or last_iterate .* prediction"
-        ):
-            li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=wrong)
 
 
 @pytest.mark.parametrize("root", [-7.3, -0.2, 0.0, 0.4, 9.1])

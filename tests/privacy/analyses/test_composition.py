@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import lastiterate as li
-from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from tests.privacy.brute_force import two_step_delta
 from tests.privacy.helpers import runs, weighted_runs
 from tests.tools.random_compositions import checked, random_run
@@ -91,20 +90,6 @@ def test_one_step_agrees_with_dp_accounting(rate, sigma):
     assert optimistic - 1e-9 <= li.last_iterate(run).epsilon(1e-6) <= pessimistic + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("steps", "rate", "sigma"), [(2, 0.1, 1.0), (2, 0.001, 0.5), (3, 0.01, 0.8), (5, 0.01, 0.5), (100, 0.01, 0.05)]
-)
-def test_few_steps_are_bracketed_to_two_millionths(steps, rate, sigma):
-    run = li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=sigma)
-    curve = li.composition(run)
-    lower, upper = curve.bracket(1e-6)
-    assert lower <= curve.epsilon(1e-6) <= upper
-    assert upper - lower <= 2e-6 * max(1.0, upper)
-    optimistic, pessimistic = pld_bracket(run, 1e-6, interval=1e-3 * max(1.0, upper / 10.0))
-    assert optimistic <= upper + 1e-9
-    assert lower <= pessimistic + 1e-9
-
-
 CORNERS = [
     (steps, rate, sigma)
     for steps in (2, 10, 1000, 10**6, 10**9)
@@ -151,21 +136,6 @@ def _few_levels(values, up, levels=10):
         return values
     grid = np.geomspace(values.min() * (1 - 1e-12), values.max() * (1 + 1e-12), levels)
     return grid[np.searchsorted(grid, values) - (0 if up else 1)]
-
-
-@pytest.mark.parametrize("theta", [0.0, 1.0, 3.0, 5.0, 8.0])
-def test_interpolated_schedules_agree_with_every_step_by_itself(theta):
-    kinds = 300
-    counts, rates, sigmas = np.ones(kinds), np.full(kinds, 0.02), np.geomspace(0.7, 2.0, kinds)
-    together = LossCumulant(counts, rates, sigmas)
-    apart = [
-        LossCumulant(np.ones(1), rates[:1], sigmas[i : i + 1], log_left_out=-90.0 - math.log(kinds))
-        for i in range(kinds)
-    ]
-    whole = np.sum([each.real(theta) for each in apart], axis=0)
-    assert together.real(theta) == pytest.approx(whole, rel=1e-9, abs=1e-12)
-    along = np.sum([each.along(theta, 0.3, 20) for each in apart], axis=0)
-    assert np.allclose(together.along(theta, 0.3, 20), along, rtol=1e-8, atol=1e-10)
 
 
 def growing_noise(growth: float, steps: int) -> np.ndarray:

@@ -1,14 +1,13 @@
 """The guarantee for the last iterate of convex training."""
 
 import math
-import time
 
 import numpy as np
 import pytest
 
 import lastiterate as li
 from lastiterate.privacy.convex import shifted_loss as shifted_cumulant
-from lastiterate.privacy.convex.distances import distances, geometric_sum
+from lastiterate.privacy.convex.distances import geometric_sum
 from tests.privacy.brute_force import mixture_of
 from tests.privacy.contract import Question, violations
 from tests.tools.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
@@ -69,25 +68,6 @@ def test_shifts_of_a_canary_in_every_batch_never_exceed_the_distance(contraction
             left = contraction * left + 1.0 - shift
             assert left >= -1e-12 * total
         assert left == pytest.approx(0.0, abs=1e-12 * total)
-
-
-def test_a_diameter_bounds_how_far_apart_the_trainings_can_be() -> None:
-    run = li.DPSGD(2_000, 0.02, 2.0, optimizer=li.SGD(0.1))
-    narrow = li.convex(run, diameter=0.05).epsilon(1e-5)
-    wide = li.convex(run, diameter=50.0).epsilon(1e-5)
-    assert narrow < wide <= li.composition(run).epsilon(1e-5)
-    assert li.convex(run.replace(optimizer=None), diameter=0.05, learning_rate=0.1).epsilon(1e-5) == narrow
-
-
-@pytest.mark.parametrize(("steps", "rate", "contraction"), [(8, 0.3, 0.7), (12, 0.3, 0.7), (200, 0.02, 0.9)])
-def test_distances_are_rounded_up_and_not_by_much(steps: int, rate: float, contraction: float) -> None:
-    law = distances(steps, rate, contraction)
-    mass = np.exp(law.log_mass)
-    generator = np.random.default_rng(0)
-    draws = (generator.random((40_000, steps)) < rate) @ contraction ** np.arange(float(steps))
-    above = [(float(np.mean(draws > value)), float(mass[law.values > value].sum())) for value in law.values[::7]]
-    assert all(seen <= bound + 4.0 * math.sqrt(bound / len(draws)) + 1e-4 for seen, bound in above)
-    assert float(mass @ law.values) < rate * geometric_sum(contraction, steps) * 1.15
 
 
 def test_no_small_training_leaks_more_than_is_guaranteed() -> None:
@@ -156,42 +136,6 @@ def test_bracket_has_room_for_the_errors_of_interpolation(delta: float, monkeypa
     finer = li.convex(run, contraction=contraction).epsilon(delta)
     assert lower < finer < upper
     assert abs(finer - curve.epsilon(delta)) > 1e-8  # so that it matters
-
-
-@pytest.mark.parametrize(
-    ("steps", "rate", "sigma", "contraction", "delta"),
-    [
-        (50, 1e-6, 0.3, 0.5, 1e-8),
-        (3, 1e-6, 0.05, 0.1, 1e-12),
-        (50, 1e-3, 0.05, 0.999, 1e-12),
-        (100_000, 1e-3, 50.0, 0.5, 1e-12),
-        (100_000, 0.9, 0.3, 0.999, 1e-8),
-        (50, 1e-3, 0.3, 0.1, 0.1),
-    ],
-)
-def test_an_answer_takes_limited_work_and_is_never_above_composition(
-    steps: int, rate: float, sigma: float, contraction: float, delta: float
-) -> None:
-    run = li.DPSGD(steps, rate, sigma)
-    curve = li.convex(run, contraction=contraction)
-    began = time.process_time()
-    epsilon = curve.epsilon(delta)
-    assert time.process_time() - began < 20.0  # a few seconds on a machine that does nothing else
-    weights = contraction ** np.arange(float(steps))[::-1]
-    exact = li.last_iterate(run.replace(weights=np.maximum(weights, 1e-300))).bracket(delta)[0]
-    assert exact * (1.0 - 1e-9) <= epsilon <= li.composition(run).epsilon(delta)
-    assert curve.epsilon(delta) == epsilon
-
-
-def test_failure_goes_into_delta() -> None:
-    run = li.DPSGD(40, 1.0, 4.0, sampling="full")
-    sure = li.convex(run, contraction=0.95)
-    unsure = li.convex(run, contraction=li.Contraction(0.95, failure=1e-3))
-    both = (1.0 - 1e-3) * sure.delta(1.0) + 1e-3 * li.composition(run).delta(1.0)
-    assert unsure.delta(1.0) == pytest.approx(both, rel=1e-9)
-    epsilon = unsure.epsilon(1e-5)
-    assert sure.epsilon(1e-5) <= epsilon <= li.composition(run).epsilon(1e-5)
-    assert unsure.delta(epsilon) <= 1e-5 * (1.0 + 1e-4)
 
 
 @pytest.mark.parametrize(

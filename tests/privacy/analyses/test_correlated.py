@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
-from time import process_time
 
 import numpy as np
 import pytest
@@ -170,31 +169,6 @@ def test_poisson_sampling_with_a_separation_is_that_of_groups_that_take_turns():
         assert law.noise == law_of(run.replace(min_separation=1)).noise
 
 
-@pytest.mark.parametrize("steps", [12, 10])
-def test_one_order_of_all_epochs_is_one_place_in_it(steps):
-    weights = np.arange(1.0, steps + 1.0) ** 1.5
-    sums = np.sort([weights[place::4].sum() for place in range(4)])
-    for sampling in ("poisson", "shuffled"):
-        run = li.DPSGD(steps, 0.25, 1.0, sampling, noise_filter=FILTER, min_separation=4, weights=weights)
-        law = law_of(run)
-        ((values, chances),) = law.blocks
-        assert (law.constant, law.counts.size) == (0.0, 0)
-        assert values * weights.max() == pytest.approx(sums)
-        assert chances == pytest.approx([0.25] * 4)
-        drawn = li.last_iterate(run)
-        direct = [_delta_of_four(values / law.noise, epsilon) for epsilon in (0.5, 2.0)]
-        assert drawn.delta(np.array([0.5, 2.0])) == pytest.approx(direct, rel=1e-6)
-
-
-def _delta_of_four(means, epsilon):
-    """P - e^epsilon Q where that is positive, by a sum over a fine grid; the same for Q and P."""
-    x = np.linspace(-12.0, 12.0 + max(means), 400_001)
-    p, q = np.mean([norm.pdf(x - mean) for mean in means], axis=0), norm.pdf(x)
-    width = x[1] - x[0]
-    both = [(one - math.exp(epsilon) * two).clip(0.0).sum() * width for one, two in ((p, q), (q, p))]
-    return max(both)
-
-
 def test_groups_that_take_turns_are_those_of_jax_privacys_sampler():
     import jax_privacy.batch_selection as selection
 
@@ -239,18 +213,3 @@ def test_a_schedule_of_noise_whose_later_steps_take_back_is_searched_step_by_ste
     largest = max(li.last_iterate(run.prefix(t)).epsilon(DELTA) for t in range(1, 61))
     assert largest == li.last_iterate(run.prefix(37)).epsilon(DELTA)
     assert li.max_over_steps(run).epsilon(DELTA) == pytest.approx(largest, rel=1e-10)
-
-
-def test_long_filters_and_runs_take_no_long_time():
-    steps = 100_000
-    places = np.arange(steps)
-    root = np.cumprod(np.where(places == 0, 1.0, (2.0 * places - 1.0) / np.maximum(2.0 * places, 1.0)))
-    noising = root - np.append(0.0, root[:-1])
-    began = process_time()
-    run = li.DPSGD(steps, 0.001, 30.0, optimizer=li.SGD(0.1, momentum=0.9), noise_filter=noising, min_separation=1)
-    noise = law_of(run).noise
-    assert li.composition(run.replace(min_separation=1000)).epsilon(DELTA) > 0.0
-    assert process_time() - began < 5.0
-    # Momentum of equal steps counts 10 each but for the last few, in which the sums of the filter hardly change.
-    sums = np.cumsum(noising)
-    assert noise == pytest.approx(30.0 * math.sqrt(float(sums @ sums)), rel=0.2)

@@ -122,16 +122,6 @@ def test_brackets_of_composition_are_proved_for_groups_and_replaced_examples(fie
         assert lower < curve.epsilon(1e-5) < upper < lower + 1e-5 * max(1.0, upper)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [None, li.SGD(momentum=0.9), li.SGD(0.1, weight_decay=0.5), li.SGD(averaging="uniform")], ids=str
-)
-def test_all_iterates_are_composition_whatever_the_optimizer(optimizer):
-    run = li.DPSGD(100, 0.05, 1.0, optimizer=optimizer)
-    expected = li.composition(run).epsilon(1e-5)
-    assert li.last_iterate(run.replace(releases=100)).epsilon(1e-5) == expected
-    assert li.last_iterate(run.replace(releases=range(1, 101))).epsilon(1e-5) == expected
-
-
 @settings(max_examples=8)
 @given(st.sets(st.integers(1, 29), max_size=6), st.integers(1, 29), st.floats(0.02, 0.5), st.floats(0.6, 3.0))
 def test_epsilon_grows_with_nested_releases_up_to_composition(releases, another, rate, sigma):
@@ -168,12 +158,3 @@ def test_the_contract_of_all_curves_holds(steps, rate, sigma, releases, group, n
     run = li.DPSGD(steps, rate, sigma, optimizer=li.SGD(0.5, weight_decay=0.3), **fields)
     curve = li.last_iterate(run)
     assert not list(violations(Question(curve, delta, 1.0, 0.1, [], tolerance=1e-6, tolerance_of_fnr=1e-6)))
-
-
-def test_full_batches_of_people_and_replaced_examples_are_gaussian_mechanisms():
-    run = li.DPSGD(50, 1.0, 20.0, sampling="full", releases=5)
-    gaussian = li.DPSGD(1, 1.0, 20.0 / 50**0.5)
-    for fields, times in ({"group_size": 3}, 3.0), ({"neighbours": "replace"}, 2.0):
-        expected = li.last_iterate(gaussian.replace(noise_multiplier=gaussian.noise_multiplier / times)).epsilon(1e-5)
-        for analysis in li.last_iterate, li.composition, li.full_batch, li.no_amplification:
-            assert analysis(run.replace(**fields)).epsilon(1e-5) == pytest.approx(expected, rel=1e-9)

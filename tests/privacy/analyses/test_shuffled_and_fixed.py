@@ -102,32 +102,11 @@ def test_the_tradeoff_of_a_shuffled_schedule_agrees_with_simulation(dataset_size
         assert curve.fnr(fpr) == pytest.approx(fnr, abs=4.5 * math.sqrt(fnr * (1 - fnr) / models) + 1e-6)
 
 
-@given(st.data())
-def test_batches_of_fixed_size_have_the_heuristic_of_poisson_sampling(data):
-    """What is released by itself does not tell how batches were drawn, only how often they had the canary."""
-    count = data.draw(st.integers(1, 20))
-
-    def column(values):
-        return data.draw(values | st.lists(values, min_size=count, max_size=count))
-
-    rates = st.floats(1e-6, 1.0) | st.sampled_from([0.0, 1.0])
-    run = DPSGD(count, column(rates), column(st.floats(0.3, 5.0)), weights=column(st.floats(0.05, 1.0)))
-    fixed, poisson = last_iterate(run.replace(sampling="fixed")), last_iterate(run)
-    assert np.array_equal(fixed.epsilon(DELTAS), poisson.epsilon(DELTAS))
-    assert np.array_equal(fixed.delta(EPSILONS), poisson.delta(EPSILONS))
-    assert fixed.fnr(0.1) == poisson.fnr(0.1)
-
-
 @settings(max_examples=25)
 @given(st.integers(1, 100), st.integers(1, 200), st.floats(0.3, 20.0))
 def test_without_amplification_shuffled_epochs_compose_as_gaussians(epochs, batches, sigma):
     run = DPSGD(epochs * batches, 1 / batches, sigma, sampling="shuffled")
     assert_gaussian(no_amplification(run), math.sqrt(epochs) / sigma)
-
-
-def test_without_amplification_epochs_end_with_a_smaller_batch_as_in_the_heuristic():
-    """Ten examples in batches of three: four steps an epoch, and the canary in exactly one of them."""
-    assert_gaussian(no_amplification(shuffled_run(8, 0.3, 2.0)), math.sqrt(2) / 2.0)
 
 
 def naive_delta(steps, rate, sigma, epsilon):

@@ -115,17 +115,3 @@ def test_randomised_response_is_the_closed_form():
     lower, upper = this.bracket(0.01)
     assert lower < math.log(0.74 / 0.25) < upper
     assert upper - lower < 1e-8
-
-
-def test_points_of_one_world_only_leave_no_epsilon_below_their_mass():
-    this = curve([0.1, 0.9, 0.0, 0.0], [0.0, 0.7, 0.3, 0.0])  # the last point never occurs
-    assert this.epsilon(0.2) == math.inf  # 0.3 of Q's mass is where P has none
-    assert this.epsilon(0.35) == 0.0
-    assert this.delta(50.0) == pytest.approx(0.3)
-    assert this.fnr(0.0) == 1.0
-    assert this.fnr(1e-9) == pytest.approx(0.9)  # the first point proves the canary
-    assert this.fnr(0.7) == pytest.approx(0.0, abs=1e-15)
-    apart = curve([1.0, 0.0], [0.0, 1.0])
-    assert apart.epsilon(0.999) == math.inf
-    assert apart.delta(1e6) == 1.0
-    assert apart.fnr(1e-12) == 0.0

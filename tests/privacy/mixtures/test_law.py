@@ -120,17 +120,6 @@ def test_shuffled_batches_have_the_canary_once_an_epoch(drawn):
     assert_is_law(law_of(run), by_permutations(run, dataset_size, batch_size))
 
 
-def test_moments_of_a_long_schedule_are_sums_over_its_steps():
-    rng = np.random.default_rng(0)
-    rates, weights = rng.random(5000), rng.normal(size=5000)
-    law = law_of(DPSGD(5000, rates, 1.0, weights=weights))
-    weights = weights / np.abs(weights).max()
-    assert law.mean == pytest.approx(rates @ weights, rel=1e-12)
-    assert law.variance == pytest.approx((rates * (1 - rates)) @ weights**2, rel=1e-12)
-    assert law.low == pytest.approx(weights[weights < 0].sum(), rel=1e-12)
-    assert law.high == pytest.approx(weights[weights > 0].sum(), rel=1e-12)
-
-
 def test_steps_that_count_for_nothing_are_left_out_but_their_noise_stays():
     law = law_of(DPSGD(5, [0.1, 0.0, 0.2, 1.0, 0.3], 1.0, weights=[1.0, 1.0, 0.0, 0.5, 0.25]))
     assert law.rates.tolist() == [0.1, 0.3]

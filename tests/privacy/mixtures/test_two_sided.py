@@ -162,17 +162,6 @@ def test_a_hair_of_a_negative_weight_changes_a_hair(weight):
     )
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [3, 7, 23],
-)
-def test_weights_that_cancel_but_for_rounding_are_taken_as_if_they_did(steps):
-    """1 - (1/7 + ... + 1/7), as floats, may be a little below 0."""
-    run = DPSGD(steps + 1, [1.0] + [0.5] * steps, 1.0, weights=[0.7 * steps] + [-0.7] * steps)
-    exact = DPSGD(steps, 0.5, math.sqrt(1 + steps), weights=1.0)  # constant - Binomial(n, 1/2) is Binomial(n, 1/2)
-    assert last_iterate(run).epsilon(1e-5) == pytest.approx(last_iterate(exact).epsilon(1e-5), rel=1e-8)
-
-
 @pytest.mark.parametrize("steps", [5, 6, 8])
 def test_shuffled_batches_of_both_signs_agree_with_brute_force(steps):
     """Three batches an epoch, of two, two and one of five examples; the last epoch whole or not."""
