@@ -1,7 +1,5 @@
 """Adam's weights are what PyTorch's own does to a unit of gradient where its divisor is fixed."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -92,10 +90,7 @@ def test_noise_is_calibrated_with_adam(decoupled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("steps", "rate", "found", "plain"),
-    [(100, 0.1, 0.072, 0.10208), (500, 0.05, 0.107, 0.11890)],
-)
+@pytest.mark.parametrize(("steps", "rate", "found", "plain"), [(100, 0.1, 0.072, 0.10208), (500, 0.05, 0.107, 0.11890)])
 def test_one_coordinate_of_adam_tells_less_than_predicted(steps, rate, found, plain):
     """True positives at 1% of false ones: 100,000 trainings a world, for a standard error of about 0.002."""
     models, generator = 100_000, np.random.default_rng(0)

@@ -1,7 +1,5 @@
 """One question put to all analyses: what one of them refuses is its own affair."""
 
-from __future__ import annotations
-
 import pytest
 
 import lastiterate as li

@@ -1,7 +1,5 @@
 """What a reader of runs does not know it refuses, in a sentence: never ignored."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Batches that are stretches of an order: how many slots each has, and that none is used too often."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

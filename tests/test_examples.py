@@ -1,7 +1,5 @@
 """The examples run as they say, and say what they should."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

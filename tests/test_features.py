@@ -1,7 +1,5 @@
 """What the analyses declare about runs is what they do: a supported run has a curve, any other is refused."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A room is a package or a module under ``lastiterate``; the longest name that fit
 are by name, through ``late``, and ``UPWARD`` lists all of them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

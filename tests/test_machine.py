@@ -1,7 +1,5 @@
 """Memory that is freed inside is kept, and given back after."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Neighbours are those for which the analyses hold, and every text about a run says which they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

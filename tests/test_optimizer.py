@@ -1,7 +1,5 @@
 """The weights of SGD are what a plain simulation of the optimiser, and PyTorch's own, does to a unit of gradient."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

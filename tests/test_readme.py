@@ -4,8 +4,6 @@ Python is executed, commands go through the command line, and a ``text`` or ``js
 prints.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

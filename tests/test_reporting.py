@@ -1,7 +1,5 @@
 """The sentence in which an epsilon may be quoted says all that makes it true, and rounds to the safe side."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

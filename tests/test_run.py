@@ -1,7 +1,5 @@
 """A DP-SGD run is validated, frozen and compared by value."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

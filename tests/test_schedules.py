@@ -1,7 +1,5 @@
 """Named schedules are PyTorch's, step by step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What users pass in is checked by name, value and allowed range."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate.common.validation import (
-    MAX_STEPS,
-    integer,
-    key,
-    number,
-    numbers,
-    per_step,
-    same,
-    written_number,
-)
+from lastiterate.common.validation import MAX_STEPS, integer, key, number, numbers, per_step, same, written_number
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -1,7 +1,5 @@
 """The vocabulary agrees with the analyses that it names."""
 
-from __future__ import annotations
-
 import pytest
 
 import lastiterate as li

@@ -1,7 +1,5 @@
 """Numbers and runs read plainly."""
 
-from __future__ import annotations
-
 import lastiterate as li
 from lastiterate.formatting import describe, spell, spell_up
 

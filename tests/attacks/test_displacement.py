@@ -1,7 +1,5 @@
 """The displacement of a user's parameters along the canary, tensor by tensor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

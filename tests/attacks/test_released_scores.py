@@ -1,7 +1,5 @@
 """Exact draws of what people, replaced examples and several releases show reach the analyses. About 8 seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

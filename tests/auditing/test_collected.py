@@ -1,7 +1,5 @@
 """Trials without a verdict, attacks that bring their problem, and training in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import jax

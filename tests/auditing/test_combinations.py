@@ -1,7 +1,5 @@
 """Which audits know checkpoints, people and replaced examples: the table of docs/audit.md. Nothing is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,16 +5,7 @@ import time
 
 import pytest
 
-from tests.tools.kill_and_resume import (
-    OPTIONS,
-    TRAINER,
-    compare,
-    finish,
-    run_killed,
-    run_undisturbed,
-    start,
-    trials,
-)
+from tests.tools.kill_and_resume import OPTIONS, TRAINER, compare, finish, run_killed, run_undisturbed, start, trials
 
 SMALL = [*OPTIONS, "--models", "96", "--steps", "200"]
 QUICK = ["--method", "clopper-pearson"]

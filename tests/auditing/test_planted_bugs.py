@@ -1,7 +1,5 @@
 """An audit catches a broken DP-SGD, by either kind of claim, and lets a correct one pass."""
 
-from __future__ import annotations
-
 import pytest
 
 import lastiterate as li

@@ -1,7 +1,5 @@
 """Trainers in files of their own, in real processes: what they may import, be called and print."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A check of a training with Adam: correct ones are never called faulty, and noise is never said to be right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

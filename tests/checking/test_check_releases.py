@@ -1,7 +1,5 @@
 """What a check does with runs that release several iterates, or protect people: it says so. About 5 seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import lastiterate as li

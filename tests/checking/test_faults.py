@@ -1,7 +1,5 @@
 """Every fault of the zoo is found with 32 models, by a row that names it, if the trainer takes the number of steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Adam on the command line: every command that describes a run knows it, and calls its prediction what it is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

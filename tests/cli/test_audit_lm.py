@@ -1,7 +1,5 @@
 """``lastiterate audit-lm`` on tiny models: what it prints, keeps, and refuses."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import socket

@@ -1,7 +1,5 @@
 """``lastiterate audit --trainer FILE.py:NAME``: a user's own training, as a check in their CI."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

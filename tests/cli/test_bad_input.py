@@ -1,7 +1,5 @@
 """Bad input is exit status 2 and one sentence on stderr, however it is bad."""
 
-from __future__ import annotations
-
 import pytest
 
 RUN = "epsilon --steps 10 --sample-rate .1 --noise-multiplier 1 --delta 1e-5"

@@ -1,7 +1,5 @@
 """Commands are listed without being loaded, and refuse what is plainly wrong before anything heavy is."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every exit status, each from a real process: 1 means refuted and nothing else, 0 means judged."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

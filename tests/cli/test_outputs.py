@@ -1,7 +1,5 @@
 """What a command writes replaces neither its store nor what it reads, whatever the names and links."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

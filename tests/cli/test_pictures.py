@@ -1,7 +1,5 @@
 """The table comes first: whatever becomes of a picture, in real processes, costs the picture alone (20 seconds)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import lastiterate as li
 
 PLAN = "plan --dataset-size 50000 --epochs 60 --batch-sizes 256,512,4096 --epsilon 6 --delta 1e-5"

@@ -1,7 +1,5 @@
 """What is said of a counterexample claims no more than its numbers."""
 
-from __future__ import annotations
-
 from lastiterate.cli.probe import STORIES, compare
 from lastiterate.paper.counterexamples import NAMES
 

@@ -1,7 +1,5 @@
 """The program as people start it: a process of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from lastiterate.paper.reproduce import figure1, figure2

@@ -3,8 +3,6 @@
 All of it takes about a minute; ``python -m tests.cli.test_stopping 200`` sends as many signals at random moments.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

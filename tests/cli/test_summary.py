@@ -1,7 +1,5 @@
 """``lastiterate report --summary``."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

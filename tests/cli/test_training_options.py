@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM while a command trains; what people then read is tested with the commands."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

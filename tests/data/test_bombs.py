@@ -1,7 +1,5 @@
 """Files that want to become large are refused before memory is taken, in a real process that is watched."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """CIFAR-10 in both of its versions; a pickle can say what is in it, and do nothing."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

@@ -1,7 +1,5 @@
 """A data set has one form, and cannot lose it."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The embedded data set is real, and split the same way everywhere."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

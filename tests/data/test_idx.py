@@ -1,7 +1,5 @@
 """The files of MNIST, under all their names, and every way they can be wrong."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """One function for all of them, and what every loader says of a path that is not what it should be."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """NumPy archives are read without unpickling, and damaged ones are refused in a sentence."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A gradient canary in the place of an example: NumPy, PyTorch, JAX, jax-privacy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

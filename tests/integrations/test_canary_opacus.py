@@ -1,7 +1,5 @@
 """A gradient canary in trainings by the real Opacus."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

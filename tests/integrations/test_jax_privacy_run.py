@@ -1,7 +1,5 @@
 """Runs that configurations of jax-privacy describe; the noise is that which jax-privacy itself adds."""
 
-from __future__ import annotations
-
 import math
 
 import jax

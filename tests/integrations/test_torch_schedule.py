@@ -1,7 +1,5 @@
 """Schedulers of PyTorch, read off a training by Opacus: the rate of each step is the one that it had."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tiny language models with random weights, and dialogues that use two thirds of their words."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import socket

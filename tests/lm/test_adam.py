@@ -1,7 +1,5 @@
 """Language models are fine-tuned and audited with Adam, and say how far noise makes up its second moment."""
 
-from __future__ import annotations
-
 import pytest
 
 import lastiterate as li

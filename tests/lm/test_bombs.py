@@ -1,7 +1,5 @@
 """Models and texts that want to become large are refused before memory is taken, in a real process that is watched."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

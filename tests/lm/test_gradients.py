@@ -1,7 +1,5 @@
 """Gradients of single examples are those of autograd through Hugging Face's own loss, however many come at once."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Models are loaded from safetensors, without network, without running anything, and without a word."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

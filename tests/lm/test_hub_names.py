@@ -1,7 +1,5 @@
 """Models by their names on the hub: from its cache, or downloaded, and never more than is needed."""
 
-from __future__ import annotations
-
 import shutil
 
 import huggingface_hub

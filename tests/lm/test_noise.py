@@ -1,7 +1,5 @@
 """Noise on sums of gradients: normal, independent, and the same on any number of cores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

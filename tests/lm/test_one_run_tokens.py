@@ -1,7 +1,5 @@
 """One fine-tuning with many canaries: each is looked for where the others are not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Audits of language models that release checkpoints, protect people, or replace one text. About 20 seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

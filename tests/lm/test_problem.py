@@ -1,7 +1,5 @@
 """A model and its texts: what is trained, what is unseen, perplexity, and what makes two problems the same."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of texts and dialogues, each format from a file as small as it can be."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

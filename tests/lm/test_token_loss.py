@@ -1,7 +1,5 @@
 """The gradient in the logits is that of cross-entropy, in place or not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

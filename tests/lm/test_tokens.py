@@ -1,7 +1,5 @@
 """Texts become tokens, are cut and padded, and what no text contains is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -3,8 +3,6 @@
 Statistical tests have fixed seeds. With another seed each comparison would fail by chance with probability 1e-4.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

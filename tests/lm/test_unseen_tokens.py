@@ -1,7 +1,5 @@
 """Canaries of unseen tokens: which are chosen, what their scores are, and audits of tiny models from end to end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of an audit contain what they claim, however odd the audit."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

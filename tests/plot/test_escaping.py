@@ -1,7 +1,5 @@
 """Hostile texts are drawn, and do nothing: rendered for real."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The web page of an audit: all of it in one file, in plain words, whatever the audit contains."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

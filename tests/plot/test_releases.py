@@ -1,7 +1,5 @@
 """The picture of checkpoints: a line for each run, from the last iterate to all of them."""
 
-from __future__ import annotations
-
 import lastiterate as li
 from lastiterate.plot.run_charts import releases_chart
 

@@ -1,7 +1,5 @@
 """Pictures through the commands that draw them: they exist, are what their names say, and need no network."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

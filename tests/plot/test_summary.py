@@ -1,7 +1,5 @@
 """The one-page summary: the page, the Markdown and the card say the same, whatever the audit contains."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

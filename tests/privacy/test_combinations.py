@@ -1,7 +1,5 @@
 """Every combination of fields has an answer or a sentence that says why not; docs/method.md has the table. Seconds."""
 
-from __future__ import annotations
-
 from tests.privacy.combinations import answers, combinations, correlated, documented
 
 

@@ -3,8 +3,6 @@
 1,000 examples: see EXAMPLES.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

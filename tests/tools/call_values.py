@@ -1,7 +1,5 @@
 """Values for ``fuzz_calls``: good ones by the names of parameters, instances to call methods of, and hostile ones."""
 
-from __future__ import annotations
-
 import decimal
 import fractions
 import functools

@@ -5,8 +5,6 @@
 Every violation is printed with the run that shows it; exit status 1 if there is any.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import sys

@@ -6,8 +6,6 @@ carried from step to step on a grid, and maps are piecewise linear or the steps 
 maps are linear and the last iterate is a mixture of 2^T Gaussians.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ path there may be an OSError, and a training that was asked to diverge may say s
 modules and their signatures; a parameter that is new needs a good value only if it has no default.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import inspect

@@ -7,8 +7,6 @@ documented status; nobody ever sees a traceback or a warning. Cases are forked f
 everything, since starting Python takes longer than most commands; every fiftieth is started from scratch.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Files that the fuzzed commands are given: a trainer, scores, texts, a tiny language model, a store, and junk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 python -m tests.tools.kill_and_resume --kills 20
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

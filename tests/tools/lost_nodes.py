@@ -3,8 +3,6 @@
 python -m tests.tools.lost_nodes
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -47,10 +45,7 @@ class Nodes:
         os.environ.update(QUICK, PYTHONPATH=SOURCE)  # which Ray's processes read
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False},
-        )
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.address = str(self._cluster.address)
         self.nodes = [self.add(), self.add()]
 

@@ -3,8 +3,6 @@
 python -m tests.tools.malformed --flips 200
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 An option that is new is tried without being listed here: what it takes is told by its metavar.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ python -m tests.tools.reliability --kills 100 --seed 1
 Each part is a function that returns rows of the table. What depends on the moment is done at random ones. Linux only.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """A sample of ``fuzz_calls``. About 20 seconds on an idle machine."""
 
-from __future__ import annotations
-
 import pytest
 
 import lastiterate as li

@@ -1,7 +1,5 @@
 """A sample of ``fuzz_options``: in one process, since it forks its cases. About 10 seconds on an idle machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -7,8 +7,6 @@ verdict comes from the function by which reports judge.
     python -m tests.tools.year_of_audits [correct, faulty and powerless audits: 1000 1000 500]
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace

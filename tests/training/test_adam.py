@@ -1,7 +1,5 @@
 """Every step of the trainer with Adam is that of ``torch.optim``, and its noise makes up the second moment."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """In distribution, the trainer does what the theorem says and what Algorithm 1 asks for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """Norms and weighted sums of per-example gradients are those of gradients written out, product or not."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

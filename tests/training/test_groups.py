@@ -1,7 +1,5 @@
 """A group is so many copies of the canary, each sampled and clipped by itself. About 10 seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp

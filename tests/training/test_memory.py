@@ -1,19 +1,12 @@
 """Chunks and blocks fit the machine, and compiled programs are kept."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from lastiterate.common.system import cache_folder
-from lastiterate.training.trainer import (
-    LEAST_BLOCK,
-    choose_chunk_size,
-    largest_block,
-    working_bytes,
-)
+from lastiterate.training.trainer import LEAST_BLOCK, choose_chunk_size, largest_block, working_bytes
 
 PROGRAM = """
 import numpy as np

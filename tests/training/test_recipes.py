@@ -1,7 +1,5 @@
 """The configurations that ship keep their promises of privacy and of utility."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

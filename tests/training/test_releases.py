@@ -1,7 +1,5 @@
 """Trained models that release checkpoints, or in which another example replaces the canary. About 20 seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp

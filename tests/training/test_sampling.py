@@ -3,8 +3,6 @@
 Statistical tests have fixed seeds. With another seed each comparison would fail by chance with probability 1e-4.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -16,13 +14,7 @@ from scipy import stats
 
 from lastiterate import DPSGD
 from lastiterate.training.draws import model_keys
-from lastiterate.training.sampling import (
-    GroupSampler,
-    PoissonSampler,
-    Sampler,
-    make_sampler,
-    poisson_block,
-)
+from lastiterate.training.sampling import GroupSampler, PoissonSampler, Sampler, make_sampler, poisson_block
 from tests.shuffling import epoch_length, epochs_of
 
 FALSE_ALARM = 1e-4
@@ -150,13 +142,7 @@ def test_a_poisson_block_mostly_holds_the_batches_of_a_whole_chunk(slots, rate, 
 
 
 @pytest.mark.parametrize(
-    ("slots", "rate", "size", "most"),
-    [
-        (23, 0.25, 5, 2),
-        (7, 1.0, 7, 4),
-        (29, 1 / 29, 1, 100),
-        (49, 3 / 49, 3, 100),
-    ],
+    ("slots", "rate", "size", "most"), [(23, 0.25, 5, 2), (7, 1.0, 7, 4), (29, 1 / 29, 1, 100), (49, 3 / 49, 3, 100)]
 )
 def test_batches_of_fixed_size_round_down_and_repeat_nothing(slots, rate, size, most):
     for batch in itertools.chain(*batches(sampler_of("fixed", rate, slots, 4, most), slots, 50, 4)):
@@ -173,8 +159,7 @@ def test_batches_of_fixed_size_are_uniform_over_all_subsets():
 
 
 @pytest.mark.parametrize(
-    ("slots", "rate", "most"),
-    [(12, 0.25, 100), (10, 0.34, 2), (7, 1.0, 4), (3, 0.2, 100), (61, 1 / 60, 100)],
+    ("slots", "rate", "most"), [(12, 0.25, 100), (10, 0.34, 2), (7, 1.0, 4), (3, 0.2, 100), (61, 1 / 60, 100)]
 )
 def test_shuffled_batches_have_every_slot_once_an_epoch(slots, rate, most):
     length = epoch_length(rate)

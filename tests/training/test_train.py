@@ -1,7 +1,5 @@
 """What ``train`` promises: randomness by address, chunks that do not matter, canaries, and failures that speak."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

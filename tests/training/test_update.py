@@ -1,7 +1,5 @@
 """The trainer's step is PyTorch's, and what it releases is the linear map that the analyses take from ``SGD``."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

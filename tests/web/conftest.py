@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from lastiterate.cli.options import curves_of, integers_of, number_of, run_of

@@ -1,7 +1,5 @@
 """Only the user who started the server reads its pages: the token, the cookie, and slow clients."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The pages in a real browser: Chromium, as it is installed. Where there is none, these tests are skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What the explorer answers is what the Python API and the command line say."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shlex

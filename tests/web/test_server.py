@@ -1,7 +1,5 @@
 """The server as a stranger meets it: what it refuses, what it never does, and how it starts."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

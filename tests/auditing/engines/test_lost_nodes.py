@@ -14,15 +14,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.auditing.engines.ray_engine import Ray
-from tests.tools.lost_nodes import (
-    QUICK,
-    Nodes,
-    finish,
-    start,
-    survive,
-    wait_for_trials,
-    write_subject,
-)
+from tests.tools.lost_nodes import QUICK, Nodes, finish, start, survive, wait_for_trials, write_subject
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")
 
@@ -99,10 +91,7 @@ def test_what_a_trainer_imports_must_be_the_same_on_every_node(nodes, with_helpe
     trainer, theirs = with_helper
     assert max(audit(nodes, trainer).scores_in) < 7.0
     said = r"^node .* must have the same module 'shifted_by' as this process, with digest"
-    with (
-        one_more(nodes, SOURCE, theirs),
-        pytest.raises(ValueError, match=said),
-    ):
+    with one_more(nodes, SOURCE, theirs), pytest.raises(ValueError, match=said):
         audit(nodes, trainer)
 
 

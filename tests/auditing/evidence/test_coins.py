@@ -1,7 +1,5 @@
 """The fair coins on which every bound of one run rests."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The lower bound exceeds the truth no more often than its confidence says, over 1,000 simulated audits each."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

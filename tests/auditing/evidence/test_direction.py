@@ -1,7 +1,5 @@
 """Scores with the wrong sign: a split finds the direction, and every other threshold says that it is wrong."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Estimates on ordinary and on degenerate scores."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

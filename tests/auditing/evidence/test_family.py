@@ -1,7 +1,5 @@
 """Families: everything known but the noise."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

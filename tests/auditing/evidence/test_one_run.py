@@ -1,7 +1,5 @@
 """One run with many canaries."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

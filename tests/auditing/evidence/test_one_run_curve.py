@@ -1,7 +1,5 @@
 """The recursion for right guesses of one run, with any curve."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import ndtr

@@ -1,7 +1,5 @@
 """One run and the families of its run: claims about the noise, from one training."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

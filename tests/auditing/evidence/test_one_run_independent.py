@@ -1,7 +1,5 @@
 """Canaries that do not interact, and what becomes of the bound where they do."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

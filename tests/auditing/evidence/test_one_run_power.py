@@ -1,7 +1,5 @@
 """What one run can show, planned and simulated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Sums of gradients that are not written out are those of gradients that are, however a model's modules are called."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Norms by Gram matrices are those of the gradients written out, also where gradients of tokens nearly cancel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Products are the same whichever library computes them, and narrow factors are multiplied in the quicker order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The malicious data set as a whole: exact epsilons, what was found, and what is said of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

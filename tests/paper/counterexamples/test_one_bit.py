@@ -1,7 +1,5 @@
 """One bit a step: two binomials, whose epsilon is exact and lies below composition."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The quadratic regulariser: what the paper found, what is trained, and that the two are the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The malicious data set: repeaters and canary do to every coordinate what Appendix C says, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -13,14 +11,7 @@ from scipy.stats import binom, chisquare, ks_2samp
 
 import lastiterate as li
 from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
-from lastiterate.paper.counterexamples.malicious import (
-    DEFAULTS,
-    Malicious,
-    Reader,
-    amplification,
-    pass_rates,
-    seen,
-)
+from lastiterate.paper.counterexamples.malicious import DEFAULTS, Malicious, Reader, amplification, pass_rates, seen
 from lastiterate.paper.counterexamples.setting import last_iterate_scores
 from lastiterate.training import TrainingDiverged, train
 from lastiterate.training.draws import model_keys, normals

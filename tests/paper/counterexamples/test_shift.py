@@ -1,7 +1,5 @@
 """The shifting regulariser: its last iterate is the history of the run, as the paper says, and leaks like it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The regulariser that erases the past: where one step leaks more than the heuristic says of many."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of audits show the rows that they are given, nothing else, and all of it within their axes."""
 
-from __future__ import annotations
-
 import pytest
 
 from lastiterate.paper.reproduce.audited_figures import Panel, by_batch_size, by_steps

@@ -1,7 +1,5 @@
 """The table of language models, on a tiny one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -167,11 +167,7 @@ def test_full_batches_compose_like_one_gaussian():
     assert math.isfinite(li.composition(run).epsilon(1e-300))
 
 
-FEW = [
-    ((0.143, 0.0055), (0.0322, 0.0365)),
-    ((0.0814, 0.00645), (0.0121, 0.0108)),
-    ((0.233, 0.0468), (0.0279, 0.13)),
-]
+FEW = [((0.143, 0.0055), (0.0322, 0.0365)), ((0.0814, 0.00645), (0.0121, 0.0108)), ((0.233, 0.0468), (0.0279, 0.13))]
 
 
 @pytest.mark.parametrize(("rates", "sigmas"), FEW)

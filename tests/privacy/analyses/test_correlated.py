@@ -1,7 +1,5 @@
 """Correlated noise: variances by rational numbers, guarantees by trying all batches, jax-privacy's sensitivities."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

@@ -11,14 +11,7 @@ from scipy.stats import binom
 
 import lastiterate as li
 from tests.privacy.brute_force import mixture_of
-from tests.privacy.helpers import (
-    brute_force_delta,
-    deltas,
-    gaussian_delta,
-    relative_error,
-    sigmas,
-    weighted_runs,
-)
+from tests.privacy.helpers import brute_force_delta, deltas, gaussian_delta, relative_error, sigmas, weighted_runs
 
 
 @given(weighted_runs(), deltas)

@@ -3,8 +3,6 @@
 All of them take some ten seconds.
 """
 
-from __future__ import annotations
-
 import dp_accounting
 import numpy as np
 import pytest

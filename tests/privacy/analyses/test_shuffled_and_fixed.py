@@ -1,7 +1,5 @@
 """Sampling other than Poisson: what the heuristic says, and the bound that holds for every way to draw batches."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -146,14 +144,7 @@ def naive_fnr(steps, rate, sigma, fpr):
     return np.interp(fpr, np.cumsum(q[order]), 1.0 - np.cumsum(p[order]))
 
 
-@pytest.mark.parametrize(
-    ("steps", "rate", "sigma"),
-    [
-        (10, 0.95, 0.7),
-        (1, 0.01, 1.0),
-        (10, 0.1, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("steps", "rate", "sigma"), [(10, 0.95, 0.7), (1, 0.01, 1.0), (10, 0.1, 1.0)])
 def test_without_amplification_the_tradeoff_is_that_of_told_participations(steps, rate, sigma):
     """Told that the canary was never used, a test can only toss a coin: its errors are on a line there."""
     fpr = np.array([1e-3, 0.1, 0.3, 0.5, 0.7, 0.9])

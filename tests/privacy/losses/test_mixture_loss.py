@@ -1,7 +1,5 @@
 """Losses of groups and blocks: against high precision, against each other, and the theorem that they are the worst."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath

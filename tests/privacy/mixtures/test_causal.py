@@ -1,7 +1,5 @@
 """Products and inverses of filters, against rational numbers and against their own error bounds."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The curve of two distributions on finitely many points is what trying every set of points gives."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The law of S is what enumerating every way to draw the batches gives."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Little noise against irregular gaps between values of S: the bracket holds the truth; epsilon is its upper end."""
 
-from __future__ import annotations
-
 import math
 from functools import reduce
 

@@ -1,7 +1,5 @@
 """Weights of both signs: the curve is what brute force gives on a fine grid, in both directions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

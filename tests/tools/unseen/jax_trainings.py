@@ -4,8 +4,6 @@ The data set has a slot for the canary in both worlds, so that shapes and draws 
 slot is never in a batch.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

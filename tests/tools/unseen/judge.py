@@ -3,8 +3,6 @@
 A fault is found if any row is a fault. A miss is honest if the check says "cannot tell", and bad if it says "ok".
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """DP-SGD in plain NumPy: correct trainings first, then faulty ones."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from . import data

@@ -4,8 +4,6 @@ The data set has a slot for the canary in both worlds. Without the canary the lo
 it adds nothing to the sum of clipped gradients, while all draws are the same.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from typing import Any

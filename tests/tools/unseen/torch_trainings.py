@@ -1,7 +1,5 @@
 """DP-SGD with torch.func (vmap of grad): correct trainings first, then faulty ones."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ A subclass with ``@training(...)`` becomes ``train(seed, canary, steps=None)``, 
 canary before clipping. Learning rates are those for the *sum* of clipped gradients plus noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar

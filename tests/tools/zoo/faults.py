@@ -4,8 +4,6 @@
 correct one returns; ``replaced`` one with other methods. The tests find what is registered.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import count
 
@@ -207,8 +205,7 @@ clipped("clipping_by_column", _by_column)
 clipped("clipping_by_coordinate", lambda self, rows: np.clip(rows, -self.run.clip_norm, self.run.clip_norm))
 clipped("clipping_of_micro_batches", _of_micro_batches)  # means of four are clipped, and counted four times
 clipped(
-    "clipping_of_the_mean",
-    lambda self, rows: EXPECTED * Trainer.clip(self, rows.sum(axis=0, keepdims=True) / EXPECTED),
+    "clipping_of_the_mean", lambda self, rows: EXPECTED * Trainer.clip(self, rows.sum(axis=0, keepdims=True) / EXPECTED)
 )
 clipped("normalising_instead_of_clipping", _normalised)
 clipped("one_tensor_unclipped", _one_tensor_unclipped, model=NETWORK)

@@ -1,7 +1,5 @@
 """Augmentation shows an image moved and mirrored, each way equally often, and averages before clipping."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Layers made of products and slices are the layers everybody knows."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Cross-entropy is that of PyTorch, and accuracy the fraction of right answers, however many examples there are."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The MLP and the CNN: what they compute, and how, when many are trained at once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +9,7 @@ import torch
 from lastiterate.training import Moment
 from lastiterate.training.gradients import Product, gradient_form
 from lastiterate.training.models import CNN, augmentation_multiplicity, cross_entropy
-from tests.training.models.reference import (
-    array,
-    channels_first,
-    cnn,
-    gradients,
-    random_model,
-    tensors,
-)
+from tests.training.models.reference import array, channels_first, cnn, gradients, random_model, tensors
 
 SHAPES = [(28, 28, 1), (8, 8, 1), (32, 32, 3)]
 

@@ -1,7 +1,5 @@
 """The WideResNet of De et al. (2022): the same network in PyTorch, its standardised kernels, how it begins."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
