@@ -12,6 +12,7 @@ from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import problems
 
 RUN = li.DPSGD(30, 0.05, 1.2, clip_norm=0.5, optimizer=li.SGD(0.02, momentum=0.9, weight_decay=0.01))
+MODELS = 200  # a world
 PROBLEM = problems.mlp(data.digits(), hidden=8)
 
 
@@ -55,17 +56,17 @@ def test_layers_put_mass_on_every_tensor():
     assert np.linalg.norm(canary.gradient) == pytest.approx(10.0 * RUN.clip_norm)
 
 
-@pytest.mark.parametrize("direction", ["quiet", "layers", "dirac", "random"])
+@pytest.mark.parametrize("direction", ["quiet", "layers"])
 def test_scores_have_the_predicted_law(direction):
     attack = GradientSpace(direction, references=12)
     facts = attack.craft(RUN, PROBLEM, references)
     armed = attack.arm(RUN, PROBLEM, facts)
     inside, outside = (
-        armed.score(training.train(RUN, armed.problem, armed.canary, models=400, present=p, progress=False).parameters)
+        armed.score(training.train(RUN, armed.problem, armed.canary, models=MODELS, present=p, progress=False).parameters)
         for p in (True, False)
     )
     law, spread = law_of(RUN), facts["spread"]
-    error = 4 * spread / np.sqrt(400)
+    error = 4 * spread / np.sqrt(MODELS)
     assert outside.mean() == pytest.approx(0.0, abs=error + 0.1)
     assert outside.std() == pytest.approx(spread, abs=error)
     assert inside.mean() - outside.mean() == pytest.approx(law.mean / law.noise, abs=2 * error)

@@ -244,8 +244,8 @@ def _values() -> dict[str, Damage]:
         "value no UTF-8": sql("UPDATE audit SET value = CAST(x'ff' AS TEXT) WHERE name = 'record'"),
     }
     for name in ("identity", "record", "crafted", "seconds"):
-        wrong = {"no JSON": "{", "nothing": "", "null": "null", "a list": "[1, 2]", "a text": '"x"', "true": "true"}
-        wrong |= {"NaN": "NaN", "1e999": "1e999", "deep": "[" * 50_000 + "]" * 50_000, "digits": "9" * 5000}
+        wrong = {"no JSON": "{", "nothing": "", "null": "null", "a list": "[1, 2]"}
+        wrong |= {"NaN": "NaN", "deep": "[" * 50_000 + "]" * 50_000}
         found |= {f"{name}: {what}": value(name, text) for what, text in wrong.items()}
         found[f"{name}: checksum"] = value(name, "{}", right=False)
     return found
@@ -298,7 +298,7 @@ def _fields() -> Iterator[tuple[str, Damage]]:
     }
     for name, paths in places.items():
         for path in paths:
-            for what, to in (("gone", ...), ("a number", -7.5), ("a list", [{}]), ("an object", {"x": None})):
+            for what, to in (("gone", ...), ("a number", -7.5), ("an object", {"x": None})):
                 if what == "an object" and path in (("facts",), ("setup",)):
                     continue  # they may be any object, and this attack needs none
                 if what == "gone" and path[-1] in ("sampling", "clip_norm", "optimizer", "learning_rate"):

@@ -95,12 +95,12 @@ def test_what_a_trainer_imports_must_be_the_same_on_every_node(nodes, with_helpe
         audit(nodes, trainer)
 
 
-def test_digits_survive_a_lost_node(nodes, tmp_path):
-    assert survive(nodes, "digits", "node", tmp_path).startswith("the audit went on")
+def test_an_audit_survives_a_lost_node(nodes, tmp_path):
+    assert survive(nodes, "trainer", "node", tmp_path).startswith("the audit went on")
 
 
-def test_a_lost_head_is_one_sentence_and_status_3_and_the_audit_of_a_language_model_resumes(nodes, tmp_path):
-    came = survive(nodes, "language model", "head", tmp_path)  # the last one: now there is no cluster
+def test_a_lost_head_is_one_sentence_and_status_3_and_the_audit_resumes(nodes, tmp_path):
+    came = survive(nodes, "trainer", "head", tmp_path)  # the last one: now there is no cluster
     assert came.startswith("status 3 (Ray's cluster was lost")
     assert came.endswith("resumed, scores are those of the local engine")
 

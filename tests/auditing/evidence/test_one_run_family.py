@@ -16,7 +16,7 @@ from lastiterate.auditing.evidence.score_signal import Kind
 from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.privacy.mixtures.law import law_of
 
-AUDITS = 2000
+AUDITS = 1000
 SPARSE, DENSE = li.DPSGD(100, 0.1, 0.94), li.DPSGD(4, 0.5, 0.8)
 SHUFFLED = li.DPSGD(20, 0.1, 1.2, sampling="shuffled")
 

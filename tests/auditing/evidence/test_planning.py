@@ -17,7 +17,7 @@ from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.auditing.evidence.verdict_strength import chance_to_refute
 
 RUN = li.DPSGD(100, 0.1, 0.94)
-AUDITS = 400
+AUDITS = 200
 
 
 def simulated(models, generator, factor=1.0, spread=1.0):
