@@ -1,6 +1,7 @@
 """``lastiterate audit`` and ``report``: what they print, draw and keep, and with which status they exit."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +114,122 @@ def test_a_trainer_that_fails_is_not_taken_for_a_refuted_claim(cli, here, name, 
     result = cli(f"audit --trainer mine.py:{name} --models 4")
     assert result.exit_code == status
     assert words in result.stderr
+
+
+TRAINER_TRAINERS = """
+from lastiterate.attacks import Displacement
+from tests.auditing import broken_trainers
+
+run = broken_trainers.RUN
+attack = Displacement(broken_trainers.unflatten(broken_trainers.CANARY))
+train = broken_trainers.Correct()
+bug = broken_trainers.NoiseDividedByBatch()
+"""
+OPTIONS = "--claim-noise 1.5 --models 96 --confidence 0.999"
+
+
+@pytest.fixture
+def trainers(tmp_path):
+    file = tmp_path / "trainers.py"
+    file.write_text(TRAINER_TRAINERS)
+    return file
+
+
+def test_a_correct_trainer_is_not_refuted_and_a_broken_one_exits_with_1(cli, trainers, tmp_path):
+    for name, status, verdict in (("train", 4, "inconclusive"), ("bug", 1, "violation")):
+        store = tmp_path / f"{name}.sqlite"
+        result = cli(f"audit --trainer {trainers}:{name} {OPTIONS} --store {store} --json")
+        assert result.exit_code == status, result.output
+        fields = json.loads(result.stdout)
+        assert fields["verdict"] == verdict
+        assert verdict == "inconclusive" or "noise multiplier 1.5" in fields["reason"]
+        assert fields["data"] == f"trainers.py:{name}"
+        assert (fields["models"], fields["store"]) == (96, str(store))
+        assert store.is_file()
+
+
+ATTACK_SMALL = "audit --model logistic --steps 5 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 4"
+FILE = """
+from dataclasses import dataclass
+
+from lastiterate import attacks
+
+
+@dataclass(frozen=True)
+class Mine(attacks.GradientSpace):
+    references: int = 4
+
+    def words(self, facts):
+        return attacks.Words("my own attack", "standard deviations")
+
+
+few = Mine(references=2)
+number = 3
+
+
+class Wants:
+    def __init__(self, strength):
+        pass
+
+
+class Crafts(Mine):
+    def craft(self, run, problem, references):
+        raise ValueError("no canary today")
+
+
+class Many(attacks.OneRun):
+    pass
+"""
+TRAINER = """
+import numpy as np
+
+import lastiterate
+import lastiterate.attacks
+
+run = lastiterate.DPSGD(5, 0.1, 1.0)
+
+
+def train(seed, canary):
+    return np.array([canary, 0.0]) + np.random.default_rng(seed).standard_normal(2)
+
+
+class First:
+    references = 2
+
+    def craft(self, run, references):
+        return {"centre": float(np.mean(references))}
+
+    def score(self, run, facts, parameters):
+        return float(parameters[0] - facts["centre"])
+
+    def expected(self, facts):
+        return lastiterate.attacks.Expected("none")
+
+    def words(self, facts):
+        return lastiterate.attacks.Words("the first parameter", "units")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("mine.py")
+    file.write_text(FILE, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("name", ["Mine", "few"])
+def test_a_class_or_an_instance_of_a_file_attacks(cli, mine, name):
+    fields = json.loads(cli(f"{ATTACK_SMALL} --attack mine.py:{name} --json").stdout)
+    assert fields["attack"] == "my own attack"
+    assert len(fields["estimates"]) == 4
+
+
+def test_a_users_attack_scores_a_users_trainer(cli, mine):
+    Path("trainer.py").write_text(TRAINER, encoding="utf-8")
+    command = "audit --trainer trainer.py:train --models 4 --json"
+    assert json.loads(cli(f"{command} --attack trainer.py:First").stdout)["attack"] == "the first parameter"
+    refusal = cli.refusal(f"{command} --attack mine.py:Mine")
+    assert "for a trainer, or have craft, score, expected and words, got a value of type Mine" in refusal
+    Path("trainer.py").write_text(f"{TRAINER}\n\nattack = First()\n", encoding="utf-8")
+    assert "either by --attack or in 'trainer.py:train'" in cli.refusal(f"{command} --attack trainer.py:First")

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 import lastiterate as li
@@ -105,3 +107,69 @@ def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli)
     answer = cli.json(f"{RUN} --group-size 2 --sentence")
     assert answer.pop("sentence") == words
     assert answer == cli.json(f"{RUN} --group-size 2")
+
+
+ADAM_RUN = "--steps 100 --sample-rate .1 --noise-multiplier 1"
+WHAT = "approximation of a heuristic"
+
+
+def test_epsilon_and_delta_predict_for_adam_and_say_what_that_is(cli):
+    run = li.DPSGD(100, 0.1, 1.0, optimizer=li.Adam(0.01, 0.8, 0.99, 1e-6, 0.5))
+    options = "--optimizer adam --learning-rate .01 --beta1 .8 --beta2 .99 --eps 1e-6 --weight-decay .5"
+    found = cli.json(f"epsilon {ADAM_RUN} --delta 1e-5 {options} --sentence")
+    assert found["last_iterate"] == pytest.approx(li.last_iterate(run).epsilon(1e-5))
+    assert found["prediction"] == f"an {WHAT}"
+    assert found["optimizer"] == {"name": "adam", **vars(run.optimizer)}
+    assert WHAT in found["sentence"]
+    assert cli.json(f"delta {ADAM_RUN} --epsilon 1 {options}")["prediction"] == f"an {WHAT}"
+    for command in (f"epsilon {ADAM_RUN} --delta 1e-5 {options}", f"delta {ADAM_RUN} --epsilon 1 {options}"):
+        assert WHAT in " ".join(cli(command).output.split())
+
+
+def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, tmp_path):
+    store = tmp_path / "adam.sqlite"
+    run = "--steps 5 --sample-rate .1 --noise-multiplier 1 --optimizer adamw --learning-rate .01"
+    audit = f"audit --model logistic {run} --models 8 --method gdp --store {store}"
+    found = cli.json(audit)
+    assert found["optimizer"]["name"] == "adamw"
+    assert found["prediction"] == f"an {WHAT}"
+    assert 0.0 < found["second_moment"]["noise_share"] < 1.1
+    assert any("Adam's second moment" in caveat for caveat in found["caveats"])
+    again = cli.json(f"report {store} --method gdp")
+    assert again["second_moment"] == found["second_moment"]
+    assert again["optimizer"] == found["optimizer"]
+    assert WHAT in " ".join(cli(f"report {store} --method gdp").output.split())
+    assert json.dumps(again)
+
+
+@pytest.mark.parametrize("analysis", ["last-iterate", "composition", "full-batch"])
+def test_noise_reaches_the_target_under_the_chosen_analysis(cli, analysis):
+    answer = cli.json(f"calibrate --steps 1000 --sample-rate 0.01 --epsilon 2 --delta 1e-5 --analysis {analysis}")
+    name = analysis.replace("-", "_")
+    assert answer["analysis"] == name
+    assert (answer["epsilon"], answer["delta"]) == (2.0, 1e-5)
+    assert 2.0 - 2e-6 <= answer[name] <= 2.0
+    run = li.DPSGD(1000, 0.01, answer["noise_multiplier"])
+    for each in ("last_iterate", "composition", "full_batch"):
+        assert answer[each] == getattr(li, each)(run).epsilon(1e-5)
+
+
+CALIBRATE_RUN = "calibrate --steps 1000 --sample-rate 0.01 --epsilon 8 --delta 1e-5"
+
+
+def test_without_an_analysis_the_guarantee_comes_first_and_the_heuristic_beside_it(cli):
+    answer = cli.json(CALIBRATE_RUN)
+    assert "noise_multiplier" not in answer
+    assert (answer["steps"], answer["epsilon"], answer["delta"]) == (1000, 8.0, 1e-5)
+    guarantee, heuristic = answer["rows"]
+    assert (guarantee["analysis"], guarantee["is_guarantee"]) == ("composition", True)
+    assert (heuristic["analysis"], heuristic["is_guarantee"]) == ("last_iterate", False)
+    assert guarantee["noise_multiplier"] == pytest.approx(0.58626, abs=1e-5)
+    assert heuristic["noise_multiplier"] == pytest.approx(0.24381, abs=1e-5)
+    assert heuristic["composition"] == pytest.approx(130.935, abs=1e-3)
+    for row in answer["rows"]:
+        run = li.DPSGD(1000, 0.01, row["noise_multiplier"])
+        assert 8.0 - 1e-5 <= row[row["analysis"]] <= 8.0
+        assert getattr(li, row["analysis"])(run).is_guarantee == row["is_guarantee"]
+        for each in ("last_iterate", "composition", "full_batch"):
+            assert row[each] == getattr(li, each)(run).epsilon(1e-5)

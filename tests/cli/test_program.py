@@ -1,9 +1,16 @@
 """The program as people start it: a process of its own."""
 
+import inspect
+import io
 import subprocess
 import sys
+import time
 
 import pytest
+import typer
+
+from lastiterate.cli import output as progress
+from lastiterate.cli.app import SUMMARIES, app
 
 COMMANDS = [
     "epsilon",
@@ -62,3 +69,59 @@ def test_a_missing_extra_is_one_sentence(command, tmp_path):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == 'training needs equinox, which is not installed: pip install "lastiterate[audit]"\n'
+
+
+HEAVY = ["scipy", "jax", "torch", "transformers", "altair", "pandas"]
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_the_list_says_of_a_command_what_its_own_help_begins_with(name):
+    help_ = typer.main.get_command(app).commands[name].help  # type: ignore[attr-defined]
+    assert inspect.cleandoc(help_).split("\n\n")[0] == SUMMARIES[name]
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "allowed"),
+    [
+        ("--version", 0, []),
+        ("--help", 0, []),
+        ("audit --models 0", 2, []),
+        ("audit --data mistyped.npz", 2, ["scipy"]),
+        ("audit-lm", 2, []),
+        ("audit-lm --model x --text y --models 0", 2, []),
+    ],
+)
+def test_quick_answers_load_nothing_heavy(command, status, allowed, tmp_path):
+    code = (
+        f"import sys\nsys.argv = ['lastiterate', *{command.split()!r}]\nfrom lastiterate.cli import main\n"
+        "status = 0\ntry:\n    main()\nexcept SystemExit as done:\n    status = done.code or 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], status, sep='|', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == f"{allowed}|{status}"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_long_work_shows_a_bar_on_stderr(monkeypatch, capsys):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    done = []
+    for item in progress.tracker("training")(range(3)):
+        time.sleep(0.15)
+        done.append(item)
+    assert done == [0, 1, 2]
+    assert "training" in screen.getvalue()
+    assert capsys.readouterr().out == ""
+
+
+def test_without_a_terminal_nothing_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
+    for _ in progress.tracker("training")(range(2)):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""

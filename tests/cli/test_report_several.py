@@ -64,3 +64,23 @@ def test_several_audits_are_one_picture_and_one_page(cli, here):
 def test_the_status_is_the_worst_of_all(cli, here, command, verdicts, status):
     assert [row["verdict"] for row in rows(cli, command)] == verdicts
     assert cli(f"report {command} --json").exit_code == status
+
+
+@pytest.fixture
+def store(cli, tmp_path):
+    made = cli(
+        f"audit --attack adversarial --models 20 --steps 4 --sample-rate .5 --noise-multiplier 1 "
+        f"--method clopper-pearson --store {tmp_path / 'x.sqlite'} --json"
+    )
+    assert made.exit_code == 0, made.stderr
+    return tmp_path / "x.sqlite"
+
+
+def test_a_summary_is_written_with_its_card(cli, store, tmp_path):
+    shown = cli(f"report {store} --method clopper-pearson --summary {tmp_path / 's.html'} --output {tmp_path}")
+    assert shown.exit_code == 0, shown.stderr
+    assert f"Summary:{tmp_path / 's.html'}" in "".join(shown.stdout.split())  # long paths are wrapped
+    card = json.loads((tmp_path / "s.json").read_text())
+    found = cli.json(f"report {store} --method clopper-pearson")
+    assert card["verdict"] == found["verdict"]
+    assert card["found"][0]["epsilon"] == found["empirical"]["clopper-pearson"]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lastiterate.cli.audit_options import resumable
+
 RUN = "--steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5"
 COMMANDS = [
     "audit --models 64 --store s.sqlite",
@@ -133,3 +135,17 @@ if __name__ == "__main__":
             wrong += filter(None, [stop(Path(folder), generator.choice(COMMANDS), number, generator.uniform(0.0, 4.0))])
     print(*wrong, f"{count - len(wrong)} of {count} signals were answered by one sentence and left nothing", sep="\n")
     sys.exit(bool(wrong))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ignored", [True, False])
+def test_the_handler_of_a_signal_is_afterwards_what_it_was(tmp_path, number, ignored):
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.SIG_IGN if ignored else usual
+    own = signal.signal(number, before)
+    try:
+        with resumable(tmp_path):
+            assert (signal.getsignal(number) is before) == ignored
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(number, own)

@@ -137,3 +137,11 @@ def test_dp_accounting_is_told_once_a_line_what_composition_guarantees(recorded)
         f"epsilon 1.278 at delta 1e-5 {about}: composition guarantees 1.829 if sampling is Poisson",
         f"delta {spell_up(delta, 4)} at epsilon 1 {about}: composition guarantees {guaranteed} if sampling is Poisson",
     ]
+
+
+@pytest.mark.parametrize("relation", [2, 1, "replace", None, True])
+def test_what_is_no_relation_is_refused(relation):
+    with pytest.raises(
+        ValueError, match=r"^neighboring_relation must be one of NeighboringRelation\.ADD_OR_REMOVE_ONE"
+    ):
+        LastIterateAccountant(relation)

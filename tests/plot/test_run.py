@@ -7,7 +7,7 @@ import pytest
 import lastiterate as li
 from lastiterate.plot import run_charts as plot_run
 from lastiterate.plot.chart_file import save
-from lastiterate.plot.run_charts import run_chart
+from lastiterate.plot.run_charts import releases_chart, run_chart
 from lastiterate.registry import ANALYSES
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
@@ -90,3 +90,13 @@ def test_the_guarantee_is_drawn_beside_the_prediction(run):
     shown = {row["steps"]: row["epsilon"] for row in leaks["data"]["values"] if row["analysis"] == guarantee.label}
     assert shown[run.steps] == guarantee.curve(run).epsilon(1e-5)
     assert guarantee.label in {row["analysis"] for row in errors["layer"][-1]["data"]["values"]}
+
+
+def test_lines_begin_at_the_heuristic_and_end_at_composition():
+    runs = [li.DPSGD(60, 0.05, 1.0), li.DPSGD(20, 0.2, 3.0, group_size=2)]
+    rows = releases_chart(runs, 1e-5).to_dict()["data"]["values"]
+    for run, label in zip(runs, dict.fromkeys(row["run"] for row in rows), strict=True):
+        line = [row for row in rows if row["run"] == label]
+        assert (line[0]["releases"], line[-1]["releases"]) == (1, run.steps)
+        assert line[0]["epsilon"] == li.last_iterate(run).epsilon(1e-5)
+        assert line[-1]["epsilon"] == li.composition(run).epsilon(1e-5)

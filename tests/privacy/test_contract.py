@@ -19,6 +19,7 @@ from lastiterate.privacy.analyses.no_amplification import KnownParticipations
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.distributions import DiscretePair
 from lastiterate.privacy.mixtures.pairs import NothingPair, OneSidedPair, TwoSidedPair
+from tests.privacy.combinations import answers, combinations, correlated, documented
 from tests.privacy.contract import (
     ANALYSES,
     KINDS,
@@ -128,3 +129,16 @@ def test_an_epsilon_that_is_too_low_is_found():
     assert not list(violations(question))
     found = list(violations(Question(wrong, question.delta, 1.0, 0.1, question.truth)))
     assert any("upper end" in sentence and "too low" in sentence for sentence in found)
+
+
+def test_every_combination_answers_as_the_table_of_the_docs_says():
+    found = {(*row, column): answers(run)[0] for row, column, run in [*combinations(), *correlated()]}
+    assert documented() == found
+    assert len(found) == 4 * 4 * 3 * 4 + (3 * 5 * 3 + 5 * 2) * 4
+
+
+@pytest.mark.parametrize("epsilon", [1e121, 1e200, 1e308, np.inf])
+@pytest.mark.parametrize(("steps", "rate"), [(1, 0.1), (10, 1.0), (100, 0.01)])
+@pytest.mark.parametrize("analysis", [li.last_iterate, li.composition, li.full_batch])
+def test_delta_of_a_huge_epsilon_is_zero(analysis, steps, rate, epsilon):
+    assert analysis(li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=1.0)).delta(epsilon) == 0.0

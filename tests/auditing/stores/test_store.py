@@ -13,6 +13,7 @@ import pytest
 
 from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.stores.store import Store
+from lastiterate.auditing.stores.store_file import WriterLock, is_written
 from tests.auditing.stores.helpers import VALUES, begin, chunk, contents, refusal
 
 
@@ -185,3 +186,20 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_it_reported(path):
         store.add(chunk(reported))
         assert len(store.scores()) == reported + 8
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_looking_keeps_no_writer_out(tmp_path):
+    store, done = tmp_path / "s.sqlite", threading.Event()
+
+    def look():
+        while not done.is_set():
+            is_written(store)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            WriterLock(store).release()
+    finally:
+        done.set()
+        looking.join()
