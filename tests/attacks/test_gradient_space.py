@@ -62,7 +62,9 @@ def test_scores_have_the_predicted_law(direction):
     facts = attack.craft(RUN, PROBLEM, references)
     armed = attack.arm(RUN, PROBLEM, facts)
     inside, outside = (
-        armed.score(training.train(RUN, armed.problem, armed.canary, models=MODELS, present=p, progress=False).parameters)
+        armed.score(
+            training.train(RUN, armed.problem, armed.canary, models=MODELS, present=p, progress=False).parameters
+        )
         for p in (True, False)
     )
     law, spread = law_of(RUN), facts["spread"]

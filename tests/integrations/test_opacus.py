@@ -54,18 +54,6 @@ def test_opacus_finds_the_noise_for_an_epsilon_at_once(opacus, digits, calibrati
     assert DPSGD.from_opacus(engine, loader=private[2]).noise_multiplier == private[1].noise_multiplier
 
 
-def test_an_accountant_is_restored_from_its_state(opacus):
-    from opacus.accountants import create_accountant
-
-    accountant, restored = create_accountant("last_iterate"), create_accountant("last_iterate")
-    for noise in (1.0, 1.0, 2.0, 1.0):
-        accountant.step(noise_multiplier=noise, sample_rate=0.1)
-    assert accountant.history == [(1.0, 0.1, 2), (2.0, 0.1, 1), (1.0, 0.1, 1)]
-    restored.load_state_dict(accountant.state_dict())
-    assert len(restored) == 4
-    assert restored.get_epsilon(delta=DELTA, alphas=[2.0]) == accountant.get_epsilon(DELTA)
-
-
 @trains
 def test_an_engine_warns_once_with_the_guarantee_of_its_training(opacus, digits, recorded):
     engine = engine_of(opacus)
