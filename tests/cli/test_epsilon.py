@@ -54,13 +54,6 @@ def test_composition_is_null_with_a_reason_where_it_is_not_valid(cli, sampling):
     assert "no amplification" in " ".join(table.stdout.split())
 
 
-def test_infinite_epsilon_is_null_with_a_reason(cli, monkeypatch):
-    monkeypatch.setattr("lastiterate.privacy.curve.PrivacyCurve.epsilon", lambda self, delta: float("inf"))
-    answer = cli.json(RUN)
-    assert answer["last_iterate"] is None
-    assert "larger than a floating-point number" in answer["last_iterate_reason"]
-
-
 def test_table_shows_three_analyses_in_order_and_labels_the_heuristic(cli):
     result = cli(RUN)
     assert result.exit_code == 0
@@ -72,17 +65,6 @@ def test_table_shows_three_analyses_in_order_and_labels_the_heuristic(cli):
     assert "1.2778" in rows[0]
     assert "predicts, does not guarantee" in " ".join(result.stdout.split())
     assert all(line == line.rstrip() for line in result.stdout.splitlines())
-
-
-def test_delta_command_answers_deltas(cli):
-    answer = cli.json("delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1")
-    run = li.DPSGD(1000, 0.01, 1.0)
-    assert answer["epsilon"] == 1.0
-    for name in ("last_iterate", "composition", "full_batch", "max_over_steps"):
-        assert answer[name] == getattr(li, name)(run).delta(1.0)
-    table = cli("delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1").stdout
-    assert "delta" in table
-    assert "heuristic" in table
 
 
 def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli):

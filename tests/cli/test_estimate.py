@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 
@@ -45,21 +43,6 @@ def test_json_is_the_estimate(cli, scores):
     found = li.estimate(generator.normal(3.0, 1.0, 200), generator.normal(size=200), 1e-4, 0.9, threshold=1.5)
     assert all(answer[key] == getattr(found, key) for key in KEYS if key != "caveats")
     assert tuple(answer["caveats"]) == found.caveats
-
-
-def test_infinite_values_are_null_with_a_reason(cli, tmp_path):
-    file = write(tmp_path / "apart.csv", [math.inf] * 99, [-math.inf] * 99)
-    family = f"estimate {file} --method last-iterate --steps 2 --sample-rate .5 --threshold 0"
-    answer = cli.json(family)
-    assert answer["epsilon"] is None
-    assert "without noise" in answer["epsilon_reason"]
-    assert answer["noise_multiplier"] == 0.0
-    assert "without noise" in " ".join(cli(family).stdout.split())
-    same = cli.json(f"estimate {write(file, [0.0], [0.0])} --method gdp")
-    assert (same["epsilon"], same["noise_multiplier"]) == (0.0, None)
-    one_run = cli.json(f"estimate {file} --method one-run")
-    assert one_run["fpr_upper"] is None
-    assert one_run["fpr_upper_reason"]
 
 
 def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cli, tmp_path):

@@ -70,10 +70,6 @@ def test_opacus_draws_the_canary_at_the_rate_of_its_loader_and_clips_it():
     assert len(set(counts)) > 3
 
 
-def test_shuffled_batches_have_the_canary_once_an_epoch():
-    assert [times(trained(CANARY, seed, epochs=3, poisson_sampling=False)) for seed in range(5)] == [3] * 5
-
-
 def test_without_a_canary_nothing_moves():
     assert all(not moved.any() for moved in trained(False, epochs=3).values())
 
