@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from lastiterate.common.validation import function, instance, number, one_of
-from lastiterate.optimizer import APPROXIMATION, is_sgd
+from lastiterate.optimizer import APPROXIMATION
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
@@ -177,8 +177,7 @@ def optimizer_fields(run: DPSGD) -> Fields:
     optimizer = require_run(run).optimizer
     if optimizer is None:
         return {}
-    name = "sgd" if is_sgd(optimizer) else "adamw" if optimizer.decoupled else "adam"
-    return {"optimizer": {"name": name, **{each: _plain(value) for each, value in vars(optimizer).items()}}}
+    return {"optimizer": {"name": optimizer.name, **{each: _plain(value) for each, value in vars(optimizer).items()}}}
 
 
 def released_fields(run: DPSGD) -> Fields:

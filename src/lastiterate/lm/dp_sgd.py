@@ -160,7 +160,7 @@ class _Weights:
         self._torch.param_groups[0]["lr"] = learning_rate
         for name, value in self.parameters.items():
             value.grad = gradient[name]
-            if self._optimizer.decoupled and not is_adam(self._optimizer):  # Adam decays weights itself
+            if self._optimizer.decoupled and not self._optimizer.is_adaptive:  # Adam decays weights itself
                 value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
         for value in self.parameters.values():

@@ -22,7 +22,6 @@ from lastiterate.lm.fine_tuning import FIRST_REFERENCE, Model, TextReferences, s
 from lastiterate.lm.one_run_tokens import OneRunTokens
 from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.lm.unseen_tokens import UnseenTokens
-from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class _OnTexts(Experiment):
 
     def craft(self, progress: bool | None) -> Crafted:
         facts, moment = self.facts(progress), None
-        if is_adam(self.run.optimizer):  # Adam's second moment is measured on models without a canary
+        if self.run.is_adaptive:  # Adam's second moment is measured on models without a canary
             first = FIRST_REFERENCE + _WATCHED * 2**24
             moment = second_moment(self.run, self.problem, seed=self.seed, first=first, progress=progress)
         expected, words = self.attack.expected(facts), self.attack.words(facts)

@@ -76,7 +76,7 @@ class Program:
     @property
     def replaces(self) -> bool:
         """True if another example takes the place of an absent canary."""
-        return self.run.neighbours == "replace"
+        return self.run.replaces
 
     def initial(self) -> State:
         count = self.chunk_size

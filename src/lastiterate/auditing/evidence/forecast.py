@@ -391,7 +391,7 @@ def _draw_linear(
 ) -> FloatArray:
     law = law_of(run)
     drawn: FloatArray = scores.spread * generator.standard_normal(shape)
-    if present or run.neighbours == "replace":
+    if present or run.replaces:
         moved = scores.signal / law.noise * law.sample(math.prod(shape), generator).reshape(shape)
         drawn += moved if present else -moved
     return drawn

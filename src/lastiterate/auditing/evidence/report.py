@@ -27,7 +27,6 @@ from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.compare_analyses import Answer, ask
 from lastiterate.formatting import per_cent, spell, spell_down, spell_up
-from lastiterate.optimizer import is_adam
 from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
@@ -40,7 +39,7 @@ _GROWS = 1.05  # a smaller growth of later steps is not reported
 
 def second_moment_sentences(run: DPSGD, moment: SecondMoment | None, delta: float) -> list[str]:
     """Return sentences on the share of noise in Adam's second moment, and on later steps if they are larger."""
-    if not is_adam(run.optimizer):
+    if not run.is_adaptive:
         return []
     if moment is None:
         return ["The prediction supposes that noise dominates Adam's second moment. This was not measured."]

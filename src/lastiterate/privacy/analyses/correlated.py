@@ -189,7 +189,7 @@ def correlated_pair(run: DPSGD) -> Pair:
     if run.sampling == "shuffled":
         epoch = epoch_length(run)
     size = largest_norm(run.noise_filter, run.steps, run.min_separation, epoch)
-    apart = run.group_size * (2.0 if run.neighbours == "replace" else 1.0)
+    apart = run.group_size * (2.0 if run.replaces else 1.0)
     return pair_of(Law(float(np.min(run.noise_multiplier)), apart * size))
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from lastiterate.common.types import FloatArray, Floats
 from lastiterate.common.validation import PerStep, cut
 from lastiterate.features import LINEAR, RELEASES, REPLACEMENT, Support, require_supported
-from lastiterate.optimizer import is_adam
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
@@ -88,7 +87,7 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     if optimizer is None or optimizer.is_memoryless:
         weights = run.effective_weights()
         return weights if np.min(weights) >= 0.0 else None
-    if is_adam(optimizer):  # Adam's bias correction depends on the number of the step
+    if optimizer.is_adaptive:  # Adam's bias correction depends on the number of the step
         return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
     if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):

@@ -52,7 +52,7 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
 def told_run(run: DPSGD) -> KnownParticipations:
     """Return an upper bound on the privacy loss of all iterates of a run."""
     sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
-    if run.neighbours == "replace":
+    if run.replaces:
         sigma *= 0.5  # gradients differ by twice the clipping norm
     if run.sampling == "shuffled":
         epochs = np.array([float(-(-run.steps // epoch_length(run)))])
