@@ -6,26 +6,22 @@ Functions for answers, runs and optimizers as JSON fields are here, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from lastiterate.common.types import Fields, Track
 from lastiterate.common.validation import function, instance, number, one_of
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from lastiterate.common.types import Fields, Track
     from lastiterate.privacy.curve import PrivacyCurve
 
-    Curves = Mapping[str, Callable[[DPSGD], PrivacyCurve]]
-
-
+Curves: TypeAlias = "Mapping[str, Callable[[DPSGD], PrivacyCurve]]"  # analyses that need more than the run
 QUICK_STEPS = 1000
 _Key = TypeVar("_Key")
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lastiterate.common.types import FloatArray
 from lastiterate.mechanism import SAMPLINGS
-from lastiterate.optimizer import APPROXIMATION, Adam, is_adam
+from lastiterate.optimizer import APPROXIMATION, Adam, Optimizer, is_adam
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import ArrayLike
     from rich.console import RenderableType
     from rich.text import Text
 
-    from lastiterate.optimizer import Optimizer
     from lastiterate.run import DPSGD
 
 CAVEAT = "The heuristic predicts, it does not guarantee."

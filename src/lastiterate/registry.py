@@ -5,16 +5,15 @@ Names are the same in Python, JSON and stores. Tables, charts and web pages show
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal, cast
 
 from lastiterate.optimizer import APPROXIMATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
     from lastiterate.features import Support
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from lastiterate.auditing.design import OneModel, Quality
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import number
@@ -23,10 +23,6 @@ from lastiterate.lm.one_run_tokens import OneRunTokens
 from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.lm.unseen_tokens import UnseenTokens
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.common.progress import TrainingProgress
-
 
 _WATCHED = 2  # a purpose of reference models that no attack uses
 

@@ -20,6 +20,7 @@ from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.auditing.user_code import is_installed
 from lastiterate.common.errors import AttackFailed, TrainingDiverged, guarded
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
@@ -31,7 +32,6 @@ from lastiterate.training.trainer import TrainedChunk, peak_bytes
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
-    from lastiterate.common.progress import TrainingProgress
 
 _Result = TypeVar("_Result")
 

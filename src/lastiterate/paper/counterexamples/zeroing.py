@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.common.types import BoolArray, IntArray, Row, Track
 from lastiterate.paper.counterexamples.quadratic import find_epsilon
 from lastiterate.paper.counterexamples.setting import Probe, Setting, required
 from lastiterate.privacy.analyses.last_iterate import last_iterate_epsilon
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import BoolArray, IntArray, Row, Track
 
 TAKES = ()
 DEFAULTS = Setting(steps=None, sample_rate=0.01, noise_multiplier=0.5, delta=1e-6, models=100_000)
