@@ -43,7 +43,7 @@ class Feature:
 def reveals_every_step(run: DPSGD) -> bool:
     """Return whether the iterates reveal every noisy gradient: all iterates are released, and no step has weight 0.
 
-    Momentum, decay and averaging do not change this, nor does Adam if its divisor is taken as known.
+    Momentum, decay and averaging do not change this. Adam does not change it either, if its divisor is taken as known.
     """
     if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
         return False

@@ -246,7 +246,7 @@ class Adam(ByFields):
     def weights(self, steps: int, root: PerStep | None = None) -> PerStep:
         """Return minus the derivative of the released parameters by each step's gradient, for a fixed divisor.
 
-        The weights are those of SGD with a bias-corrected running mean as momentum. The weight of gradient j in step t
+        SGD with a bias-corrected running mean as momentum has the same weights. The weight of gradient j in step t
         is (1 - beta1) beta1^(t - j) / (1 - beta1^t) times the learning rate, over the divisor.
 
         Args:

@@ -199,8 +199,8 @@ class DPSGD(ByFields):
                 Its hyperparameters and clipping norm must not have changed during training. They are converted to those
                 for the sum of gradients. If sample rates differ, the run has ``weights`` instead of an SGD. A
                 ``lastiterate.SGD`` or ``Adam`` is used unchanged. None means that all steps have equal weight.
-            loader: the loader that ``make_private`` returned. It shows how batches are drawn. Samplers that neither use
-                Poisson sampling nor shuffle all of the data are refused. A shuffling loader must have been read to its
+            loader: the loader that ``make_private`` returned. It shows how batches are drawn. Only Poisson sampling and
+            shuffling of all data are accepted. A shuffling loader must have been read to its
                 end in every epoch.
             scheduler: the ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate. It must have been
                 stepped once after each update or once after each epoch. A copy of the scheduler is run again to get the
@@ -224,8 +224,8 @@ class DPSGD(ByFields):
 
         Args:
             config: a ``BandMFExecutionPlanConfig``, whose noise is correlated if it has several bands, or the
-                ``DpParams`` of an accountant. Sampling that is neither Poisson nor of fixed batch size (such as
-                truncated batches) is refused, and so is noise whose filter changes from step to step.
+                ``DpParams`` of an accountant. Only Poisson sampling and batches of fixed size are accepted, not
+                truncated batches. The noise filter must be the same at every step.
             optimizer: the map from gradients to parameters, which no configuration contains. Its learning rate is for
                 the sum of gradients clipped to ``clip_norm``. None means that all steps have equal weight.
             steps: number of updates, for ``DpParams``, which does not contain it.

@@ -187,7 +187,7 @@ def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.op
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
-    """Yield the slots in the batch of each step. An absent canary also has a slot, which is ignored."""
+    """Yield the slots in the batch of each step. An absent canary also has a slot. It is ignored."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
     if run.sampling == "poisson":
         for rate in rates:

@@ -148,7 +148,8 @@ class Program:
         return total, drawn
 
     def _noise(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Return the noise of a step. A noise filter also needs the noise of earlier steps, which is drawn again."""
+        """Return the noise of a step. A noise filter also needs the noise of earlier steps. That noise is drawn
+        again."""
         if self.run.noise_filter is None:
             return self._draw(trained, inputs, step)
         coefficients = jnp.asarray(self.run.noise_filter[: self.run.steps])

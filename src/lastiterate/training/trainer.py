@@ -177,7 +177,7 @@ class Trainer:
     def with_canary(self, canary: GradientCanary) -> Trainer:
         """Return a trainer with another gradient canary and the same compiled program. No canary may be a function."""
         if not isinstance(self.canary, GradientCanary) or callable(self.canary.gradient) or callable(canary.gradient):
-            raise ValueError("canary must be a gradient, as that of the trainer must be, and not a function")
+            raise ValueError("canary must be a constant gradient, and so must the trainer's own canary")
         other = copy(self)
         other.canary = canary
         with jax.enable_x64(self._double):

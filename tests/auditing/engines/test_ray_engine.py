@@ -319,6 +319,6 @@ def test_an_address_that_does_not_answer_is_one_sentence_at_once(tmp_path):
     assert time.monotonic() - began < 20.0
     assert found.returncode == 2
     assert found.stderr == (
-        f"address must be that of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
+        f"address must be the address of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
     )
     assert found.stdout == ""

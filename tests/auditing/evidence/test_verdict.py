@@ -187,13 +187,15 @@ def test_inconclusive_comes_after_what_was_found_and_before_consistent():
 def test_a_claim_below_what_the_run_itself_has_is_remarked():
     predictions = {name: Answer(getattr(li, name)(RUN).epsilon(1e-5)) for name in ("composition", "last_iterate")}
     guarantee, heuristic = predictions["composition"].value, predictions["last_iterate"].value
-    between = remark_on(claim_of(RUN, 1e-5, 0.5 * (guarantee + heuristic)), predictions)
+    between = remark_on(claim_of(RUN, 1e-5, 0.5 * (guarantee + heuristic)), RUN, predictions)
     assert "below the run's own guarantee" in between
     assert "heuristic" not in between
-    assert f"below the heuristic's {spell_up(heuristic, 4)}" in remark_on(claim_of(RUN, 1e-5, 1.0), predictions)
-    assert f"below the heuristic's {spell_up(heuristic, 4)}" in remark_on(claim_of(RUN, 1e-5, noise=3.0), predictions)
+    assert f"below the heuristic's {spell_up(heuristic, 4)}" in remark_on(claim_of(RUN, 1e-5, 1.0), RUN, predictions)
+    assert f"below the heuristic's {spell_up(heuristic, 4)}" in remark_on(
+        claim_of(RUN, 1e-5, noise=3.0), RUN, predictions
+    )
     for claim in (claim_of(RUN, 1e-5), claim_of(RUN, 1e-5, noise=1.0), claim_of(RUN, 1e-5, guarantee)):
-        assert remark_on(claim, predictions) is None
+        assert remark_on(claim, RUN, predictions) is None
 
 
 SAID = []

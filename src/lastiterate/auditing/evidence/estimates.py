@@ -80,7 +80,9 @@ class Question:
 
     def remark(self, run: DPSGD) -> str | None:
         """Return a sentence if the claim is below the run's own guarantee or prediction, else None."""
-        return remark_on(self.claim(run), predictions_of(run, self.delta, self.contraction)) if self.has_claim else None
+        if not self.has_claim:
+            return None
+        return remark_on(self.claim(run), run, predictions_of(run, self.delta, self.contraction))
 
     def __post_init__(self) -> None:
         check_claims(self.claim_epsilon, self.claim_noise)
@@ -117,7 +119,7 @@ class Question:
     def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:
         """Return the methods that were requested, or by default all methods that apply to this kind of scores."""
         apply = METHODS_OF[kind]
-        if run.guarantee != "composition":
+        if run.guarantee != COMPOSITION.name:
             apply = tuple(method for method in apply if METHODS[method].family is not COMPOSITION)
         if self.methods is None:
             return list(apply)
@@ -188,7 +190,7 @@ class Estimates:
     def _threshold(self, method: str, confidence: float) -> float | str:
         asked = self.question.threshold
         is_one_run = METHODS[method].is_one_run
-        if asked != "a-priori" or (is_one_run and method != "one-run-independent"):
+        if asked != "a-priori" or METHODS[method].counts_guesses:
             return asked
         if isinstance(self.expected, Unknown):
             return "split"

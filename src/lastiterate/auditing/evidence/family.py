@@ -115,7 +115,7 @@ class Family:
     def least_log_factor(self) -> float:
         """The logarithm of the least factor that is tried.
 
-        Slow families are evaluated up to an epsilon of 50 or twice the run's epsilon, whichever is larger. Above this
+        Slow families are evaluated up to the larger of 50 and twice the run's epsilon. Above this
         limit one value takes up to a minute. The limit is still a lower bound, as less noise means a larger epsilon.
         """
         if not self.is_slow:

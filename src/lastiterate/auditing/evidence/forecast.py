@@ -33,7 +33,7 @@ from lastiterate.privacy.analyses.calibrate import bracket_noise
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.registry import FAMILIES
+from lastiterate.registry import FAMILIES, METHODS
 from lastiterate.run import DPSGD
 
 CHANCE = 0.8  # the required power: the probability of a "detectable" epsilon, and of refuting a claim
@@ -115,7 +115,7 @@ class Forecast:
         return family.epsilon(float(fpr[row]), float(fnr[fitting[row]]), self.delta)
 
     def _reached_in_one_run(self, method: str, chance: float) -> float:
-        if method == "one-run-independent":
+        if not METHODS[method].counts_guesses:
             linear, half = _linear(self.expected), max(self.models // 2, 1)
             threshold = predicted_threshold(self.run, half, half, self.delta, self.confidence, scores=linear)
             fps, fns = (ErrorCounts.of(self.models, 0.5 * r) for r in error_rates(self.run, linear, threshold))

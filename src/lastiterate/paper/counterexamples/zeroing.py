@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lastiterate.common.search import bisect
 from lastiterate.common.types import BoolArray, IntArray, Row, Track
 from lastiterate.paper.counterexamples.quadratic import find_epsilon
 from lastiterate.paper.counterexamples.setting import Probe, Setting, required
@@ -67,13 +68,13 @@ def find_region(sample_rate: float, noise_multiplier: float, delta: float) -> Re
 
 def _edge(is_below: Callable[[IntArray], BoolArray], inside: int, outside: int) -> int:
     """Return the end of the region, by bisection between a number of steps inside and one outside."""
-    while abs(outside - inside) > 1:
-        middle = (inside + outside) // 2
-        if is_below(np.array([middle]))[0]:
-            inside = middle
-        else:
-            outside = middle
-    return inside
+    return bisect(
+        lambda steps: bool(is_below(np.array([steps]))[0]),
+        outside,
+        inside,
+        lambda one, other: abs(one - other) <= 1,
+        lambda one, other: (one + other) // 2,
+    )[1]
 
 
 def probe(setting: Setting, track: Track = iter) -> Probe:

@@ -122,7 +122,7 @@ def _relative(run: DPSGD, diameter: float, learning_rate: float | None) -> float
     if learning_rate is not None:
         given = number("learning_rate", learning_rate, 0.0, open_low=True)
         if rate is not None and rate != given:
-            raise ValueError(f"learning_rate must equal that of the run's optimizer, {rate!r}, got {learning_rate!r}")
+            raise ValueError(f"learning_rate must be {rate!r} as in the run's optimizer, got {learning_rate!r}")
         rate = given
     if rate is None:
         raise ValueError("learning_rate must be given with a diameter, because the run has no optimizer")

@@ -1,8 +1,8 @@
 """The maximum of the heuristic over all stopping times of a run.
 
-The heuristic is not monotone in the number of steps. The maximum is found by branch and bound: intervals of stopping
-times whose bound is below the best value found are discarded, and the others are halved. A few hundred evaluations find
-the maximum over 1e5 steps.
+The heuristic is not monotone in the number of steps. The maximum is found by branch and bound. An interval of stopping
+times is discarded if its bound is below the best value found. Other intervals are halved. A few hundred evaluations
+find the maximum over 1e5 steps.
 
 The steps of a shorter run usually have, up to a common factor, the weights of some steps of the longer run. Then one
 bound holds for all stopping times a <= t <= b: the signal S of the run stopped at b under the noise of the run stopped
@@ -41,7 +41,7 @@ class Prefixes:
 
 
 def prefixes_of(run: DPSGD) -> Prefixes:
-    """Return the laws of a run that is stopped early. The optimizer's weights are those of the shorter run."""
+    """Return the laws of a run that is stopped early, with the weights of the shorter run."""
     weights = _nested_weights(run)
     if run.noise_filter is not None and (isinstance(weights, np.ndarray) or np.ndim(run.noise_multiplier)):
         weights = None  # a longer run may have less noise

@@ -93,10 +93,10 @@ def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -
 
     Upper bound: knowledge of the batches never hides anything.
 
-    Lower bound: let x be the loss of a step with the canary for the adversary who is told. For the adversary who is not
-    told, the loss is log(1 - q + q e^x) >= x + log q, and a step without the canary has a loss of at least log(1 - q)
-    instead of 0. With k steps with the canary the loss changes by at least k log q + (steps - k) log(1 - q) in all. The
-    bounds are close if there is little noise.
+    Lower bound: let x be the loss of a step with the canary for the adversary who is told. If the adversary is not
+    told, a step with the canary has the loss log(1 - q + q e^x) >= x + log q. A step without the canary has a loss of
+    at least log(1 - q) instead of 0. With k steps with the canary the loss changes by at least k log q + (steps - k)
+    log(1 - q) in all. The bounds are close if there is little noise.
     """
     middle, half = _stretches(steps, rate)
     log_mass = _log_masses(middle, half, steps, rate, upper=upper)

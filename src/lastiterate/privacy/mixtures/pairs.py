@@ -317,7 +317,7 @@ class TwoSidedPair(ReliablePair):
         return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
 
     def _bound_add(self, epsilon: Floats) -> Floats:
-        """Bound log delta of Q over P from above, as if f had its minimum wherever f is below -epsilon."""
+        """Bound log delta of Q over P from above. Replace f by its minimum where f is below -epsilon."""
         log_q = self._log_inside(epsilon)
         return log_q if log_q == -np.inf else log_q + np.log(-np.expm1(epsilon + self._lowest[1]))
 
