@@ -157,7 +157,7 @@ def prediction_fields(run: DPSGD | None) -> Fields:
 
 
 _ALWAYS = ("steps", "sample_rate", "noise_multiplier", "sampling")
-_RELEASED = ("releases", "group_size", "neighbours", "noise_filter", "min_separation")
+_ELSEWHERE = ("clip_norm", "optimizer", "weights", "batches_per_epoch")  # not among the released fields
 
 
 def run_fields(run: DPSGD) -> Fields:
@@ -178,7 +178,8 @@ def optimizer_fields(run: DPSGD) -> Fields:
 
 def released_fields(run: DPSGD) -> Fields:
     """Return releases, group size, neighbours and correlated noise, if they are not the defaults."""
-    return {name: _plain(getattr(run, name)) for name in _RELEASED if _is_set(run, name)}
+    names = [each.name for each in fields(DPSGD) if each.name not in (*_ALWAYS, *_ELSEWHERE)]
+    return {name: _plain(getattr(run, name)) for name in names if _is_set(run, name)}
 
 
 def _is_set(run: DPSGD, name: str) -> bool:

@@ -70,6 +70,11 @@ class Question:
     fault: float = 0.5
 
     @property
+    def is_anytime(self) -> bool:
+        """True if bounds hold for every number of models at once."""
+        return self.validity == "anytime"
+
+    @property
     def has_claim(self) -> bool:
         """True if an epsilon or noise multiplier is claimed. Otherwise the claim is the run as described."""
         return self.claim_epsilon is not None or self.claim_noise is not None
@@ -106,7 +111,7 @@ class Question:
     def check(self, run: DPSGD, kind: Kind) -> Claim:
         """Return the claim to judge. Raise an error if the question has no answer for this run and kind of scores."""
         self.methods_for(run, kind)
-        if kind is Kind.ONE_MODEL and self.validity == "anytime":
+        if kind is Kind.ONE_MODEL and self.is_anytime:
             raise ValueError(
                 "validity must be 'fixed' for canaries of one training, got 'anytime': they give one result"
             )
@@ -197,7 +202,7 @@ class Estimates:
         sizes = len(self.scores[0]), len(self.scores[1])
         if is_one_run:  # the number of included canaries would reveal something about the coins
             sizes = (max(sum(sizes) // 2, 1),) * 2
-        if self.question.validity == "anytime":
+        if self.question.is_anytime:
             sizes = self.planned, self.planned
         return a_priori_threshold(
             self.run, self.expected, sizes, self.question.delta, confidence, method, self.question.validity

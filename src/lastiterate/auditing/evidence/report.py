@@ -189,7 +189,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
 def _remarks(evidence: Evidence, question: Question) -> list[str]:
     sentences = [remark] if (remark := question.remark(evidence.run)) is not None else []
     done, planned, models = len(evidence.scores), evidence.design.trials, evidence.design.models
-    if question.validity == "anytime":
+    if question.is_anytime:
         sentences.append(
             f"{evidence.prefix // 2:,} of {models:,} models per world count so far. These bounds hold at every time: "
             "you may look, stop or continue."

@@ -55,7 +55,7 @@ def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> Judgement:
         horizon=bound.planned,
         fault=question.fault,
     )
-    martingale = bound.martingale(claim, kind) if question.validity == "anytime" else None
+    martingale = bound.martingale(claim, kind) if question.is_anytime else None
     return judge(claim, kind, bound, question.confidence, strength, bound.failure(), martingale)
 
 
