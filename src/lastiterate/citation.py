@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lastiterate.common.validation import number
-from lastiterate.compare_analyses import Answer, Curves, ask, require_curves
+from lastiterate.compare_analyses import Answer, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
 from lastiterate.optimizer import APPROXIMATION
-from lastiterate.run import DPSGD, require_run
+from lastiterate.run import require_run
+
+if TYPE_CHECKING:
+    from lastiterate.compare_analyses import Curves
+    from lastiterate.run import DPSGD
 
 _DIGITS = 4  # significant digits of an epsilon, rounded up
 _SEEN = {

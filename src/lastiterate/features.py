@@ -164,7 +164,7 @@ GROUPS_IN_SHUFFLED_BATCHES = Feature(
 REPLACEMENT = Feature(
     "neighbours",
     "neighbours: replace",
-    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.replaces else None,
+    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.is_mirrored else None,
 )
 CORRELATED_NOISE = Feature(
     "noise_filter",

@@ -130,7 +130,7 @@ def released(run: DPSGD) -> list[str]:
     if run.group_size > 1:
         parts.append(f"{run.group_size:,} examples a person")
     one, others = ("one example", "another") if run.group_size == 1 else ("all of them", "others")
-    if run.replaces:
+    if run.is_mirrored:
         parts.append(f"{one} replaced by {others}")
     if run.neighbours == "zero-out":
         parts.append(f"{one} replaced by {'one' if run.group_size == 1 else 'ones'} without gradient (zero-out)")

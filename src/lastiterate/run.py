@@ -255,8 +255,8 @@ class DPSGD(ByFields):
         return self.optimizer is not None and self.optimizer.is_adaptive
 
     @property
-    def replaces(self) -> bool:
-        """True if neighbouring data sets differ by the replacement of an example, so that both worlds have a canary."""
+    def is_mirrored(self) -> bool:
+        """True if one example replaces another, so that the world without the canary has a canary of its own."""
         return self.neighbours == "replace"
 
     def effective_weights(self) -> PerStep:

@@ -121,6 +121,6 @@ def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator
     law = law_of(run)
     scores = generator.standard_normal(here.size)
     scores[here] += law.sample(int(here.sum()), generator) / law.noise
-    if run.replaces:
+    if run.is_mirrored:
         scores[~here] -= law.sample(int((~here).sum()), generator) / law.noise
     return scores

@@ -37,7 +37,7 @@ def sample_released_scores(
     run: DPSGD, present: BoolArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
 ) -> FloatArray:
     """Draw scores with the canary and without it; ``signal`` and ``noise`` are as in ``LikelihoodRatio``."""
-    mirrored = run.replaces
+    mirrored = run.is_mirrored
     total = np.zeros(present.size)
     for count, law in released_laws(run):
         shown = law.scaled(1.0, law.noise / signal)
@@ -59,7 +59,7 @@ def released_ratios(run: DPSGD, seen: FloatArray, signal: float = 1.0) -> FloatA
             blocks.setdefault(id(law), (law, []))[1].append(column)
     for law, columns in blocks.values():
         shown, there = law.scaled(1.0, law.noise / signal), seen[:, columns]
-        ratios = block_ratio(shown, there.ravel(), mirrored=run.replaces)
+        ratios = block_ratio(shown, there.ravel(), mirrored=run.is_mirrored)
         total += ratios.reshape(there.shape).sum(axis=1)
     return total
 

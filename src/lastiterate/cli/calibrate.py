@@ -34,6 +34,7 @@ from lastiterate.formatting import (
     spell_up,
     training,
 )
+from lastiterate.optimizer import is_adam
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 
@@ -168,7 +169,7 @@ def _caution(rows: list[Row], run: DPSGD) -> str:
     name = "no_amplification" if "no_amplification" in rows[0] else "composition"
     label = name.replace("_", " ").capitalize()
     note = f"{label} is a guarantee. Last iterate is a heuristic: it predicts, it does not guarantee."
-    if run.is_adaptive:
+    if is_adam(run.optimizer):
         note = f"{label} is a guarantee. {ADAM_CAVEAT}"
     promised = [number_in(row, name) for row in rows if row["analysis"] == "last_iterate" and row[name] is not None]
     if not promised:

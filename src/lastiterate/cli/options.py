@@ -20,16 +20,16 @@ import typer
 
 from lastiterate.cli.app import OptionError
 from lastiterate.common.errors import BadArgument
-from lastiterate.common.types import Fields
 from lastiterate.common.validation import written_integer, written_number
 from lastiterate.mechanism import LastBatch, Neighbours, Sampling, batches_of_epoch
-from lastiterate.optimizer import Optimizer
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 from lastiterate.schedules import SCHEDULES
 
 if TYPE_CHECKING:
+    from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
+    from lastiterate.optimizer import Optimizer
 
 # Parsers: functions of the option's name (for error messages) and text. Typer does not parse defaults.
 

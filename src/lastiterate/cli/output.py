@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from lastiterate.cli.app import BROKEN, OptionError
-from lastiterate.common.types import Item, Json, JsonObject, Track
 from lastiterate.formatting import Table, neighbours_of, printable, shown, spell, spell_down, spell_up, text_of
 from lastiterate.registry import ANALYSES
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from lastiterate.common.types import Item, Json, JsonObject, Track
     from lastiterate.compare_analyses import Answer
     from lastiterate.plot.style import Picture
     from lastiterate.run import DPSGD

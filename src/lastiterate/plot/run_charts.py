@@ -8,7 +8,6 @@ import numpy as np
 
 from lastiterate.auditing.evidence.forecast import CHANCE
 from lastiterate.common.types import Row, Track, among, number_in, text_in
-from lastiterate.compare_analyses import Curves
 from lastiterate.formatting import CAVEAT, caveat_of, describe, spell, spell_exact
 from lastiterate.plot.style import (
     alt,
@@ -23,12 +22,13 @@ from lastiterate.plot.style import (
     looks,
     styled,
 )
-from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE_BY_SIDE
-from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power
+    from lastiterate.compare_analyses import Curves
+    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.run import DPSGD
 
 # Points of each curve. Composition is slow for few steps, and the convex guarantee is always slow.
 _STEPS = {"last_iterate": 46, "full_batch": 46, "composition": 16, "no_amplification": 46, "convex": 7}

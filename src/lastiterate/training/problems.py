@@ -2,7 +2,7 @@
 
 A guarantee must not depend on private data. So the caller of `contraction_of` states a public bound on the norms of the
 features, and the features are only compared with this bound. If the L2 penalty is outside of the clipped sum, a step
-without the canary is w -> (1 - eta lambda) w - eta sum of clipped gradients. If clipped gradients are gradients of
+without the canary is w -> (1 - eta lambda) w - eta sum of clipped gradients. If the clipped gradients are those of
 convex functions of smoothness beta, the step contracts by max(|1 - eta lambda|, |1 - eta lambda - eta b beta|) for a
 batch of b examples (docs/method.md, "Convex losses").
 """
@@ -175,8 +175,7 @@ _CONTRACTION = Support(
 def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure: float = 1e-12) -> Contraction:
     """Return the contraction of an included regression under a run, for ``lastiterate.convex``.
 
-    The contraction depends on the run, ``feature_norm`` and the number of examples. This number is assumed to be
-    public.
+    The contraction depends on the run, ``feature_norm`` and the number of examples, which is assumed to be public.
 
     Args:
         problem: made by ``binary_logistic``, ``ridge`` or ``logistic`` of ``lastiterate.training.problems``. For
@@ -225,8 +224,8 @@ def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
             )
         return _OF_SOFTMAX * largest**2
     raise ValueError(
-        "problem must be binary_logistic, ridge or logistic of lastiterate.training.problems: other losses may not be "
-        "convex, or not after clipping; if you can prove the contraction, give it yourself"
+        "problem must be binary_logistic, ridge or logistic of lastiterate.training.problems: of others it is not known"
+        " that losses are convex and stay so when they are clipped; state the contraction yourself if you can prove it"
     )
 
 

@@ -366,8 +366,8 @@ def _check_models(models: IntArray, present: BoolArray) -> None:
 
 
 def _check_example_canary(problem: Problem, canary: ExampleCanary, run: DPSGD) -> None:
-    if (run.replaces) != (canary.replacement is not None):
-        needs = "have a replacement" if run.replaces else "have no replacement"
+    if run.is_mirrored != (canary.replacement is not None):
+        needs = "have a replacement" if run.is_mirrored else "have no replacement"
         raise ValueError(f"canary must {needs} where neighbours is {run.neighbours!r}, got {told(canary.replacement)}")
     leading = (run.group_size,) if canary.is_group else ()
     one = jax.tree.map(lambda leaf: leading + np.shape(leaf)[1:], problem.examples)

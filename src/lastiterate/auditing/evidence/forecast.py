@@ -396,7 +396,7 @@ def _draw_linear(
 ) -> FloatArray:
     law = law_of(run)
     drawn: FloatArray = scores.spread * generator.standard_normal(shape)
-    if present or run.replaces:
+    if present or run.is_mirrored:
         moved = scores.signal / law.noise * law.sample(math.prod(shape), generator).reshape(shape)
         drawn += moved if present else -moved
     return drawn

@@ -3,7 +3,7 @@
 The adversary sees the noisy sums G + F z of all steps. F is lower triangular, so with C = F^-1 the adversary equally
 sees C G + z, step by step. The canary changes the mean of step t by (C D)_t. D holds the gradients of the canary, which
 may depend on everything seen before. The sum of the squares of these changes is at most the largest |C D|^2. If changes
-are chosen adaptively under this bound, the mechanism reveals no more than one Gaussian mechanism whose change equals
+are chosen adaptively under such a bound, the mechanism reveals no more than one Gaussian mechanism whose change equals
 the bound (Denisov et al. 2022, theorem 2.1). A mixture over batches is no easier to distinguish than the worst choice
 of batches.
 
@@ -189,7 +189,7 @@ def correlated_pair(run: DPSGD) -> Pair:
     if run.sampling == "shuffled":
         epoch = epoch_length(run)
     size = largest_norm(run.noise_filter, run.steps, run.min_separation, epoch)
-    apart = run.group_size * (2.0 if run.replaces else 1.0)
+    apart = run.group_size * (2.0 if run.neighbours == "replace" else 1.0)
     return pair_of(Law(float(np.min(run.noise_multiplier)), apart * size))
 
 

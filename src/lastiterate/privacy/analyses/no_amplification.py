@@ -52,7 +52,7 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
 def told_run(run: DPSGD) -> KnownParticipations:
     """Return an upper bound on the privacy loss of all iterates of a run."""
     sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
-    if run.replaces:
+    if run.neighbours == "replace":
         sigma *= 0.5  # gradients differ by twice the clipping norm
     if run.sampling == "shuffled":
         epochs = np.array([float(-(-run.steps // epoch_length(run)))])
@@ -93,10 +93,10 @@ def told_participations(steps: int, rate: float, sigma: float, *, upper: bool) -
 
     Upper bound: knowledge of the batches never hides anything.
 
-    Lower bound: let x be the loss of a step with the canary for the adversary who is told. If the adversary is not
-    told, a step with the canary has the loss log(1 - q + q e^x) >= x + log q. A step without the canary has a loss of
-    at least log(1 - q) instead of 0. With k steps with the canary the loss changes by at least k log q + (steps - k)
-    log(1 - q) in all. The bounds are close if there is little noise.
+    Lower bound: let x be the loss of a step with the canary for the adversary who is told. For the adversary who is not
+    told, the loss is log(1 - q + q e^x) >= x + log q, and a step without the canary has a loss of at least log(1 - q)
+    instead of 0. With k steps with the canary the loss changes by at least k log q + (steps - k) log(1 - q) in all. The
+    bounds are close if there is little noise.
     """
     middle, half = _stretches(steps, rate)
     log_mass = _log_masses(middle, half, steps, rate, upper=upper)
