@@ -242,7 +242,7 @@ class _Session:
         return refuted is not None, first.epsilon
 
     def _look(self) -> str:
-        evidence, anytime = evidence_in(self.store), self.question.validity == "anytime"
+        evidence, anytime = evidence_in(self.store), self.question.is_anytime
         if evidence.present.all() or not evidence.present.any():
             return ""
         estimates = self._estimates(evidence, "anytime" if anytime and evidence.prefix else "fixed")

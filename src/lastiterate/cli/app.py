@@ -10,6 +10,7 @@ import io
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,6 @@ from lastiterate.formatting import printable
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_values
-    from collections.abc import Sequence
 
 REFUTED, BAD_INPUT, BROKEN, INCONCLUSIVE, STOPPED = 1, 2, 3, 4, 130  # exit statuses
 

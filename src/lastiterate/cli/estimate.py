@@ -11,14 +11,14 @@ from lastiterate.cli.app import OptionError
 from lastiterate.cli.audit_options import ClaimOptions, Fault, Strict, parse_threshold
 from lastiterate.cli.options import Json, MethodOptions, Option, PerStep, SizeOptions, choice, unfold
 from lastiterate.cli.output import print_json, print_rows
+from lastiterate.common.types import JsonObject
 from lastiterate.registry import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from lastiterate.auditing.evidence.estimate import Estimate
-    from lastiterate.common.types import JsonObject
-    from lastiterate.run import DPSGD
 
 
 @unfold

@@ -51,6 +51,11 @@ class MissingExtra(ImportError):
     """Error for a missing optional dependency. The message says how to install it."""
 
 
+def not_installed(what: str, module: str | None, extra: str) -> str:
+    """Return the message for a missing dependency that an extra of this package installs."""
+    return f'{what} needs {module}, which is not installed: pip install "lastiterate[{extra}]"'
+
+
 # User code: failures of a trainer or an attack, reported with the user's own lines.
 
 _Result = TypeVar("_Result")

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,6 @@ from lastiterate.common.atomic_write import check_writable, write_whole
 from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kept_scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lastiterate.plot.style import Picture
 
 

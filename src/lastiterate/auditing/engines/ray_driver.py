@@ -197,7 +197,7 @@ def connect(address: str | None) -> None:
 
 def not_running(address: str | None, reason: str) -> ValueError:
     """Return the error for an address at which no cluster runs."""
-    return ValueError(f"address must be that of a running Ray cluster, got {address!r}: {reason}")
+    return ValueError(f"address must be the address of a running Ray cluster, got {address!r}: {reason}")
 
 
 def check_answer(address: str) -> None:
@@ -220,10 +220,10 @@ def check_answer(address: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(
-            f"address must be that of a Ray cluster, but nothing answers at {address!r}: {reason}"
+            f"address must be the address of a Ray cluster, but nothing answers at {address!r}: {reason}"
         ) from None
     if len(said) < _IS_SETTINGS or said[3] != _IS_SETTINGS:
-        raise ValueError(f"address must be that of a Ray cluster, but another service listens at {address!r}")
+        raise ValueError(f"address must be the address of a Ray cluster, but another service listens at {address!r}")
 
 
 def first_line(error: BaseException) -> str:

@@ -80,7 +80,7 @@ class OneRunPlan:
         return bound_by_counts(method, self.canaries, self.guesses, right, self.delta, error, self.run).epsilon
 
     def chance_to_refute(self, claim: DPSGD | float, method: str | None = None) -> float:
-        """Return the probability that the audit refutes a claim, which is a run with its noise, or an epsilon.
+        """Return the probability that the audit refutes a claim. The claim is a run with its noise, or an epsilon.
 
         If ``method`` is None, a run is tested by the curve of its guarantee, and an epsilon without assumptions.
         """
