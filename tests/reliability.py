@@ -234,7 +234,7 @@ def workers(kind: str) -> Iterator[list[str]]:
 @contextmanager
 def read_by_watch(folder: Path) -> Iterator[None]:
     """Read the list and the pages of all stores in a folder all the time, and raise if an answer is a fault."""
-    watch, done, faults = Running("watch", str(folder)), threading.Event(), list[str]()
+    watch, done, faults = Running("watch", str(folder), patience=600.0), threading.Event(), list[str]()
 
     def read_list() -> None:
         with suppress(OSError, ValueError), watch.events("/api/audits/events") as events:
@@ -242,9 +242,12 @@ def read_by_watch(folder: Path) -> Iterator[None]:
                 pass
 
     def read_pages() -> None:
-        while not done.wait(0.5):
+        while not done.wait(10.0):
             for store in sorted(folder.rglob("killed.sqlite"))[-1:]:
-                status, answer = watch.json("/api/audits/one", store=store.relative_to(folder).as_posix())
+                try:
+                    status, answer = watch.json("/api/audits/one", store=store.relative_to(folder).as_posix())
+                except OSError as error:
+                    status, answer = 0, repr(error)
                 if status not in (200, 404):  # 404: it has just been removed or is not yet there
                     faults.append(f"{status}: {answer}")
 

@@ -20,6 +20,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lastiterate import __version__
 from lastiterate.common.errors import DISK_ERRORS, Breakdown, DiskTrouble, MissingExtra, StoreLost
+from lastiterate.common.progress import lines
 from lastiterate.common.types import Foreign
 from lastiterate.formatting import printable
 
@@ -118,7 +119,8 @@ class LazyGroup(TyperGroup):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            status = super().main(args, prog_name, standalone_mode=False, **options)
+            with lines():
+                status = super().main(args, prog_name, standalone_mode=False, **options)
             sys.stdout.flush()
         except BrokenPipeError:
             status = _pipe_is_gone()
