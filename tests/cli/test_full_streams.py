@@ -40,3 +40,13 @@ def test_an_empty_path_is_refused(words):
     )
     assert ended.returncode == 2
     assert ended.stderr.endswith("must be a path, got an empty text\n")
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, "x y " * 25_000])
+@pytest.mark.parametrize("words", [["epsilon", "--steps"], ["audit", "--data"], ["audit", "--attack"], ["report"]])
+def test_long_values_are_cut_in_messages(words, value):
+    ended = subprocess.run(
+        [sys.executable, "-m", "lastiterate", *words, value], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 2
+    assert 200 < len(ended.stderr) < 800

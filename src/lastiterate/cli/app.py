@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -164,7 +165,13 @@ def _no_space(error: OSError) -> int:
     return _say(str(error), BROKEN)
 
 
+_LONG_VALUE = re.compile(r"'([^']{200})[^']+'|(\S{200})\S+")
+
+
 def _say(message: str, status: int = BAD_INPUT) -> int:
+    """Print a message as one line. In messages about bad input, values are cut at 200 characters."""
+    if status == BAD_INPUT:
+        message = _LONG_VALUE.sub(lambda found: f"'{found[1]}...'" if found[1] else f"{found[2]}...", message)
     with suppress(OSError, ValueError, AttributeError):  # stderr is full, closed or absent: the status says it
         print(printable(" ".join(message.split())), file=sys.stderr, flush=True)
     return status

@@ -230,3 +230,33 @@ def test_a_port_that_is_no_ray_is_told_within_seconds(listener, scheme, monkeypa
     monkeypatch.setattr("lastiterate.auditing.engines.ray_driver.PATIENCE", 1.0)
     with listener() as port, pytest.raises(ValueError, match=r"but another service listens at '.*'$"):
         check_answer(f"{scheme}127.0.0.1:{port}")
+
+
+def test_a_head_that_only_its_own_machine_reaches_is_explained(monkeypatch):
+    """Ray replaces 127.0.0.1 by the machine's address, and would look there for half a minute."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.2")  # where nobody listens
+
+    def answer(listening):
+        with listening.accept()[0] as asked:
+            asked.sendall(b"\0\0\0\x04\0\0\0\0\0")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        port = listening.getsockname()[1]
+        words = rf"Ray replaces it by '127\.0\.0\.2', where this cluster does not listen\. .* --port={port}`$"
+        with pytest.raises(ValueError, match=words):
+            check_answer(f"127.0.0.1:{port}")
+
+
+def test_a_cluster_with_a_token_is_explained(monkeypatch):
+    import ray
+
+    def fail(**options):
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    words = r"Failed to connect\. If the cluster needs a token, .* set RAY_AUTH_MODE=token$"
+    with pytest.raises(ValueError, match=words):
+        connect("192.0.2.7:6379")
