@@ -1,6 +1,5 @@
-from __future__ import annotations
+"""Progress in logs: a line every 15 seconds, or as often as LASTITERATE_PROGRESS says."""
 
-import io
 import json
 import os
 import re
@@ -10,43 +9,17 @@ import time
 
 import pytest
 
-from lastiterate.cli import output as progress
+from lastiterate.cli import output
 from lastiterate.common.progress import lines
-from tests.auditing.engines.lost_nodes import SOURCE
-from tests.auditing.kill_and_resume import TRAINER, without_progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_long_work_shows_a_bar_on_stderr(monkeypatch, capsys):
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
-    monkeypatch.setenv("TERM", "xterm")
-    done = []
-    for item in progress.tracker("training")(range(3)):
-        time.sleep(0.15)
-        done.append(item)
-    assert done == [0, 1, 2]
-    assert "training" in screen.getvalue()
-    assert capsys.readouterr().out == ""
-
-
-def test_quick_work_shows_nothing(monkeypatch):
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    assert list(progress.tracker("training")(range(3))) == [0, 1, 2]
-    assert screen.getvalue() == ""
+from tests.tools.kill_and_resume import TRAINER, without_progress
+from tests.tools.lost_nodes import SOURCE
 
 
 @pytest.mark.parametrize(("seconds", "said"), [("1", r"(\[[1-9] s\] training: [23] of 3\n){2,3}"), ("0", "")])
 def test_without_a_terminal_a_line_says_what_is_done(monkeypatch, capsys, seconds, said):
     monkeypatch.setenv("LASTITERATE_PROGRESS", seconds)
     with lines():
-        for _ in progress.tracker("training")(range(3)):
+        for _ in output.tracker("training")(range(3)):
             time.sleep(0.8)
     time.sleep(1.1)  # nothing is printed afterwards
     out, err = capsys.readouterr()
