@@ -26,6 +26,7 @@ from lastiterate.auditing.stores.audit_record import Crafted
 from lastiterate.auditing.stores.store import MemoryStore, Store
 from lastiterate.citation import guaranteed, released_by, seen_by
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
+from lastiterate.common.errors import install_hint
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import written_number
 from lastiterate.compare_analyses import run_fields
@@ -234,7 +235,7 @@ def check_target(path: Location) -> Path:
     if target.suffix.lower() not in FORMATS:
         raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {str(target)!r}")
     if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise ValueError('Parquet needs pyarrow, which is not installed: pip install "lastiterate[parquet]"')
+        raise ValueError(f"Parquet needs pyarrow, which is not installed: {install_hint('parquet')}")
     check_writable(target, "export")
     return target
 

@@ -51,6 +51,7 @@ SUMMARIES = {
     "estimate": "Estimate an empirical epsilon from your own attack's scores.",
     "probe": "Analyse, run and attack a counterexample of the paper.",
     "reproduce": "Recompute a figure or table of the paper.",
+    "cite": "Print BibTeX entries of this tool and of the paper.",
 }
 
 # Commands whose module is not named after the command.

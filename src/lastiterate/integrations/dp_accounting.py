@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeAlias
 
-from lastiterate.common.errors import BadArgument, MissingExtra
+from lastiterate.common.errors import BadArgument, MissingExtra, install_hint
 from lastiterate.common.validation import instance, integer, number
 from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
@@ -26,7 +26,7 @@ try:
     from dp_accounting import NeighboringRelation
 except ImportError as error:
     raise MissingExtra(
-        'LastIterateAccountant needs dp-accounting, which is not installed: pip install "lastiterate[accounting]"'
+        f"LastIterateAccountant needs dp-accounting, which is not installed: {install_hint('accounting')}"
     ) from error
 
 
