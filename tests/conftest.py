@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+os.environ["LASTITERATE_PROGRESS"] = "0"  # no lines of progress on stderr, however slow the machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for each other busily, and tests run in parallel
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; programs under test inherit it

@@ -217,6 +217,7 @@ def _raises(seed, canary):
         (_raises, "RuntimeError: no GPU"),
         (lambda seed, canary: "done", "the trainer must return parameters"),
         (lambda seed, canary: None, "the trainer must return parameters"),
+        (lambda seed, canary: {"w": np.zeros((0, 3))}, "the trainer must return at least one number"),
     ],
 )
 def test_a_trainer_that_returns_no_parameters_is_told_in_a_sentence(train, sentence):
