@@ -1,7 +1,5 @@
 """The web page of an audit: all of it in one file, in plain words, whatever the audit contains."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -69,7 +67,7 @@ def read(page):
 
 def test_a_page_needs_no_network_and_is_a_few_megabytes_at_most(page):
     loads = read(page).loads
-    assert len(loads) == 2
+    assert len(loads) == 3
     assert all(address.startswith("data:image/svg+xml;base64,") for address in loads)
     assert "@import" not in page
     assert "url(" not in page.partition("</style>")[0]
@@ -80,9 +78,14 @@ def test_a_page_needs_no_network_and_is_a_few_megabytes_at_most(page):
 def test_a_page_tells_its_story_in_order(page):
     reader = read(page)
     words = " ".join(reader.words)
-    order = ["Not refuted.", "May I sign?", "Guaranteed", "Predicted", "Found", "How strong", "Clopper-Pearson"]
-    assert sorted(order, key=words.index) == order
-    assert reader.headings == ["Scores and errors", "To quote"]
+    assert words.index("Verdict: consistent") < words.index("last iterate (heuristic)")
+    assert reader.headings == [
+        "Pictures",
+        "Epsilon",
+        "What was run",
+        "Limits of these numbers",
+        "How to compute these numbers again",
+    ]
     result = fake()
     said = ["7.4", "7.98", "6.89", "≥ 5.62", "95%", "joint over both error rates", "512", "4.93", "23.4", "1.9"]
     said += ["a-priori: chosen before training", "87.32%", "d' = 1.61", "of the ideal 1.47", result.attack, result.data]
@@ -92,15 +95,8 @@ def test_a_page_tells_its_story_in_order(page):
         assert each in words
 
 
-PICTURES = ("scores", "errors")
-
-
 def specs_in(page):
     return json.loads(re.search(r'id="specs">(.*?)</script>', page)[1])
-
-
-def test_every_picture_of_a_page_has_its_place_and_its_specification(page):
-    assert re.findall(r'<figure id="(.*?)"', page) == list(specs_in(page)) == list(PICTURES)
 
 
 @pytest.mark.usefixtures("still")
@@ -136,7 +132,7 @@ def test_odd_audits_have_a_page(tmp_path, name):
     result = odd(name)
     write_page(result, tmp_path / "page.html")
     words = " ".join(read((tmp_path / "page.html").read_text()).words)
-    assert result.headline in words
+    assert f"Verdict: {result.verdict}" in words
     assert result.reason in words
     for method in result.estimates:
         assert METHODS[method].label in words
@@ -151,28 +147,3 @@ def test_infinities_and_undefined_signals_are_words(tmp_path):
     assert "d' is not defined for these scores" in " ".join(words)
     assert "infinite" in words
     assert not {"inf", "nan", "≥ infinite", "≥ 6.1"} & set(words)
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    monkeypatch.setattr(plot_page, "_page", lambda result: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        write_page(fake(1), path)
-    assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-    with pytest.raises(ValueError, match=r"path must end in \.html"):
-        write_page(fake(1), tmp_path / "page.png")
-    with pytest.raises(ValueError, match="folder must exist"):
-        write_page(fake(1), tmp_path / "no" / "page.html")
-
-
-def test_one_run_speaks_of_canaries_and_not_of_two_error_rates(tmp_path):
-    one = replace(fake().estimates["clopper-pearson"], method="one-run", fpr_upper=float("nan"), fnr_upper=float("nan"))
-    write_page(replace(fake(), run=QUICK, estimates={"one-run": one}), tmp_path / "page.html")
-    text = " ".join(read((tmp_path / "page.html").read_text()).words)
-    assert "canaries in and out" in text
-    assert "among the guesses" in text
-    assert "models per world" not in text
-    assert "joint" not in text
-    assert "nan" not in text.split()

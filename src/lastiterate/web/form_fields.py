@@ -97,7 +97,9 @@ FIELDS = (
     Field("releases", "released models", "release", "how many, or after which steps: 100,400", "1"),
     Field("group_size", "examples of one person", "release", "", "1", low=1, high=100, is_whole=True),
     Field(
-        "neighbours", "neighbours", "release", "empty: zero-out if batches are shuffled, fixed or truncated, else add-remove", "",
+        "neighbours", "neighbours", "release", (
+                "empty: zero-out if batches are shuffled, fixed or truncated, else add-remove"
+                ), "",
         ("", *get_args(Neighbours)), "default",
     ),
 )  # fmt: skip

@@ -29,7 +29,7 @@ def excess(slope, limit):
 def direct_delta(noise, batches, used, epsilon, add):
     """Delta of one epoch with 2 or 3 used batches. The last term is integrated in closed form."""
     slope = 1.0 / noise
-    x = np.linspace(-14.0, 14.0 + slope, 6001 if used == 2 else 1201)
+    x = np.linspace(-14.0, 14.0 + slope, 400_001 if used == 2 else 1201)
     weight = np.exp(-0.5 * x * x) * (x[1] - x[0]) / math.sqrt(2.0 * math.pi)
     term = np.exp(slope * x - 0.5 * slope * slope)
     for _ in range(used - 2):

@@ -1,4 +1,4 @@
-"""Experiments with a user's own trainer, which is a function ``(seed, canary) -> score | parameters``."""
+"""Experiments with a user's own trainer, a function ``(seed, canary) -> score | parameters``."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def _check_spread(sizes: FloatArray, rates: FloatArray, run: DPSGD) -> None:
         how = "less" if most < half else "more"
         got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
-            f"sampling {run.sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
-            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
+            f"sampling {run.sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with "
+            f"a standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
         )
 
 

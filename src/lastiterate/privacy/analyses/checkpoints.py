@@ -99,7 +99,7 @@ _ERROR = 2e-9  # error relative to max(1, epsilon); two lines agree to half of i
 
 def released_pair(run: DPSGD) -> Pair:
     """Return the pair of distributions of several released iterates, for linear losses."""
-    mirrored = run.neighbours == "replace"
+    mirrored = run.is_mirrored
     require_supported(run, BLOCKS)
     if reveals_every_step(run):
         return pair_of_all_iterates(run)

@@ -35,6 +35,7 @@ _MOST_SPLITS = 6
 _MOST_PANELS = 400
 _PIECES, _LOCAL_DEGREE = 16, 7  # a panel is evaluated by local polynomials on this number of pieces
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(14)
+_NEAR_NODES, _NEAR_WEIGHTS = np.polynomial.legendre.leggauss(20)
 _CHECK_NODES, _CHECK_WEIGHTS = np.polynomial.legendre.leggauss(24)
 _NOTHING = -1e4  # log of a density outside of its range
 _NEGLIGIBLE = 34.0  # log of (largest term / a term that is left out)
@@ -150,11 +151,11 @@ def _part(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: float
         middle, log_density, weight = first.quadrature
         other = log((mean[rows, None] - terms * power(middle)[panels]) / more)
         logs = log_density[panels] + second(other) - other + (w[rows, None] + math.log(total / more))
-        # The rest, from the limit on: two panels in d.
+        # The rest, from the limit on: a panel in d.
         longest = np.log1p((1.0 + ratio) * np.expm1(np.maximum(limit - first.ends[whole], 0.0)))
     near = np.flatnonzero(longest > 0.0)
-    quarter = 0.25 * longest[near][:, None]
-    d = np.concatenate((quarter * (_NODES + 1.0), quarter * (_NODES + 3.0)), axis=1) - math.log(ratio)
+    half = 0.5 * longest[near][:, None]
+    d = half * (_NEAR_NODES + 1.0) - math.log(ratio)
     of_first = w[near, None] - np.log1p((terms * np.expm1(d) + (terms - more)) / total)
     of_second = w[near, None] - np.log1p((more * np.expm1(-d) + (more - terms)) / total)
     logs_near = first(of_first) + second(of_second)
@@ -162,7 +163,7 @@ def _part(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: float
     np.maximum.at(top, rows, logs.max(axis=1, initial=-np.inf))
     top[near] = np.maximum(top[near], logs_near.max(axis=1, initial=-np.inf))
     sums = np.bincount(rows, (np.exp(logs - top[rows, None]) * weight[panels]).sum(axis=1), w.size).astype(np.float64)
-    sums[near] += (np.exp(logs_near - top[near, None]) * (quarter * np.tile(_WEIGHTS, 2))).sum(axis=1)
+    sums[near] += (np.exp(logs_near - top[near, None]) * (half * _NEAR_WEIGHTS)).sum(axis=1)
     with np.errstate(divide="ignore"):
         return np.maximum(top + np.log(sums), _NOTHING)
 
@@ -243,6 +244,14 @@ def _panels(
     return scores, _ends(slope, terms, scores), values[order]
 
 
+def _needed(density: EpochDensity) -> FloatArray:
+    """Return the scores of ends of panels without those between two panels that one polynomial replaces."""
+    lows, highs = density.ends[:-2:2], density.ends[2::2]
+    w = 0.5 * (lows + highs)[:, None] + 0.5 * (highs - lows)[:, None] * _CHEBYSHEV
+    last = np.abs(density(w) @ _TO_COEFFICIENTS[-_LAST:].T).max(axis=1)
+    return np.delete(density.scores, 2 * np.flatnonzero(last < 0.1 * _VANISHED) + 1)
+
+
 def _corrected(density: EpochDensity, slope: float) -> EpochDensity:
     """Return the density with E 1 = 1 and E M = 1, so that errors do not grow with the number of terms."""
     variance = math.expm1(slope * slope) / density.terms
@@ -277,5 +286,5 @@ def _sum(first: EpochDensity, second: EpochDensity, slope: float, depth: float) 
     terms = first.terms + second.terms
     # Beyond this ratio, a single term is smooth on the scale of the sum of the others. Below it, the sum is smooth.
     ratio = min(1.0, 2.0 * math.sqrt(math.expm1(slope * slope) / first.terms) / slope)
-    found = _panels(slope, terms, depth, lambda w: _combined(first, second, w, ratio), first.scores)
+    found = _panels(slope, terms, depth, lambda w: _combined(first, second, w, ratio), _needed(first))
     return _corrected(EpochDensity(terms, *found, first.error), slope)
