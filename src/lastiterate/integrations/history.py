@@ -82,10 +82,8 @@ class History:
                 in_bins = spell_up(question(composition(run.replace(sampling="balls-in-bins"))), 4)
             except ValueError as refusal:
                 return f"{sentence}{words}; no_amplification has no value here ({refusal})"
-            proved = (
-                f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove; balls in bins "
-                f"instead of shuffling would guarantee {in_bins}"
-            )
+            words = f"{words[:-1]}; with balls in bins composition would guarantee {in_bins})"
+            proved = f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
             return f"{sentence}{words}; {proved}"
         condition = "" if sampling == "poisson" else " if sampling is Poisson"
         is_bounded = len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS
