@@ -128,7 +128,7 @@ def test_the_accountant_of_opacus_names_the_guarantee_of_balls_in_bins(opacus, d
         engine.get_epsilon(1e-5)
 
 
-EXAMPLES, BATCHES, EPOCHS, NOISE = 40, 8, 2, 0.3
+EXAMPLES, BATCHES, EPOCHS, NOISE = 40, 8, 2, 0.1
 
 
 def score(seed, canary):
