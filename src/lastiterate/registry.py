@@ -168,7 +168,7 @@ MAX_OVER_STEPS = Analysis(
 )
 _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
 ANALYSES = {each.name: each for each in _ANALYSES}
-SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # shown in every answer, in this order
+SIDE_BY_SIDE = ("composition", "last_iterate", "full_batch")  # shown in every answer, in this order
 
 OWN_COIN = "each canary was included by its own fair coin"
 _OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
@@ -213,6 +213,20 @@ VALIDITIES = {  # the numbers of models for which a bound holds
 }
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
+_HEADLINES = {  # verdicts as people read them; JSON and stores keep the names
+    VIOLATION: "Refuted.",
+    ABOVE_HEURISTIC: "Above the prediction, below the guarantee.",
+    INCONCLUSIVE: "Inconclusive: {} cannot tell.",
+    CONSISTENT: "Not refuted.",
+}
+
+
+def headline_of(verdict: str, scores: int, one_run: bool = False) -> str:
+    """Return the verdict in words. ``scores`` is the number of models, or of canaries in one run."""
+    what = "canaries" if one_run else "models"
+    return _HEADLINES[verdict].format(f"{scores:,} {what}")
+
+
 VERDICTS = {  # with their meanings
     VIOLATION: (
         "The attack found more than the claimed guarantee allows. With the stated confidence, the training is not as "

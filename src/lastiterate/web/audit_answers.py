@@ -16,7 +16,7 @@ from lastiterate.auditing.load_evidence import evidence_in
 from lastiterate.auditing.stores.store import Store
 from lastiterate.common.types import Fields, JsonObject
 from lastiterate.formatting import describe, printable, spell_down, spell_exact, spell_up
-from lastiterate.plot.style import colour_of, dash_of, verdict_colour
+from lastiterate.plot.style import ATTACK, BASELINE, GUARANTEE, PREDICTION, colour_of, dash_of, verdict_colour
 from lastiterate.registry import ANALYSES, METHODS, OWN_COIN
 
 
@@ -99,14 +99,8 @@ def _judged(result: AuditResult) -> Fields:
 
 # Colours and dashes of analyses, as in all charts, with lighter colours for dark mode.
 
-# Okabe and Ito's sky blue and similar colours. Their contrast with black is like that of the light mode with white.
-IN_THE_DARK = {
-    "#0072B2": "#56B4E9",
-    "#D55E00": "#F08A48",
-    "#009E73": "#3CC79C",
-    "#CC79A7": "#E0A3C4",
-    "#222222": "#E4E4E4",
-}
+# Their contrast with black is like that of the light mode with white.
+IN_THE_DARK = {GUARANTEE: "#56B4E9", PREDICTION: "#F07FA8", ATTACK: "#E4E4E4", BASELINE: "#A0A0A0"}
 
 
 def looks() -> JsonObject:
