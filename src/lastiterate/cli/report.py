@@ -154,7 +154,7 @@ def finish(
     *,
     details: bool = False,
 ) -> int:
-    """Print the result (in full with ``details``), write the files of ``also`` and the pictures, and return the exit status.
+    """Print the result, in full with ``details``, write ``also`` and the pictures, and return the exit status.
 
     The exit status is that of the verdict. If the verdict's status is 0, a failed file gives ``BROKEN``.
     """

@@ -71,7 +71,7 @@ class PageChart:
 
 
 def page_charts(result: AuditResult, width: int, growth: Sequence[tuple[int, float]] = ()) -> dict[str, PageChart]:
-    """Return the charts of a page by name. Its epsilons are in a table. ``growth`` has pairs of a number of models and an anytime-valid bound."""
+    """Return the charts of a page by name. ``growth`` has pairs of a number of models and an anytime-valid bound."""
     whole = min(max(width, LEAST), MOST)
     inner, bars = whole - _AXIS, whole - _MARGIN
     panels = {

@@ -110,8 +110,8 @@ def epsilon_panel(result: AuditResult, width: int) -> alt.LayerChart:
     words = []
     if result.estimates:
         words.append(
-            "Purple mark: the prediction. Grey mark: the largest epsilon this many models can show. Arrow: the value is "
-            "outside the picture."
+            "Purple mark: the prediction. Grey mark: the largest epsilon this many models can show. Arrow: the value "
+            "is outside the picture."
         )
     if any(METHODS[method].is_one_run for method in result.estimates):
         words.append(f"One run: {OWN_COIN}.")

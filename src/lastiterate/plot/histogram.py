@@ -16,7 +16,6 @@ from lastiterate.plot.style import (
     alt,
     chart_of,
     layered,
-    legend_below,
     lines,
     panel_title,
     scale_of,
@@ -33,7 +32,6 @@ _FILLS = {"out": "#8C8C8C", "in": ATTACK}
 _DASHES = {"out": [6, 4], "in": [1, 0]}
 _MOST_BINS = 60
 _LETTER = 6.2  # width in pixels of a letter of a label
-_TWO_COLUMNS = 340  # least width in pixels for two legend columns
 _LARGEST = 1e150  # scores are clipped to this value, so that bin widths and their inverses are finite
 
 
@@ -49,13 +47,14 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> alt.LayerCh
     unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
     x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))
-    layers = [_bar_layer(bars, world, x, y, 2 if width >= _TWO_COLUMNS else 1) for world in WORLDS]
+    layers = [_bar_layer(bars, world, x, y) for world in WORLDS]
     for world, dash in _DASHES.items():
         mark = {"strokeWidth": 2, "color": PREDICTION, "strokeDash": dash, "clip": True}
         rows = among(predicted, "world", WORLDS[world])
         layers += [lines(rows, x, y, {"order": "low:Q"}, **mark)] if predicted else []
     layers += _threshold_layers(result, low, high, x, width)
-    words = ["Bars: found. Lines: predicted, if losses are linear." if predicted else "No prediction of the scores."]
+    words = ["Grey bars: without the canary. Outlined bars: with the canary."]
+    words += ["Lines: predicted, if losses are linear." if predicted else "No prediction of the scores."]
     words += _threshold_words(result)
     beyond = int(np.sum((pooled < low) | (pooled > high)))
     if beyond:
@@ -111,19 +110,18 @@ def _predicted(result: AuditResult, low: float, high: float) -> list[Row]:
     ]
 
 
-def _bar_layer(bars: list[Row], world: str, x: alt.X, y: alt.Y, columns: int) -> alt.Chart:
+def _bar_layer(bars: list[Row], world: str, x: alt.X, y: alt.Y) -> alt.Chart:
     colours = scale_of({WORLDS[each]: fill for each, fill in _FILLS.items()})
-    legend = legend_below(labelLimit=0, symbolType="square", symbolSize=160, columns=columns)
     outline: dict[str, Any] = {"stroke": _FILLS[world], "strokeWidth": 1.4} if world == "in" else {}
     chart: alt.Chart = (
         chart_of(among(bars, "world", WORLDS[world]))
-        .mark_rect(opacity=1.0, fillOpacity=0.28 if world == "in" else 0.6, **outline)
+        .mark_rect(opacity=1.0, fillOpacity=0.16 if world == "in" else 0.6, **outline)
         .encode(
             x=x,
             x2="high:Q",
             y=y,
             y2=alt.datum(0.0),
-            fill=alt.Fill("world:N", scale=colours, legend=legend),
+            fill=alt.Fill("world:N", scale=colours, legend=None),
             tooltip=["world:N", "low:Q", "high:Q", "count:Q"],
         )
     )
@@ -135,7 +133,7 @@ def _thresholds(result: AuditResult) -> list[tuple[float, str]]:
 
 
 def _threshold_layers(result: AuditResult, low: float, high: float, x: alt.X, width: int) -> list[alt.Chart]:
-    """Return a rule for each threshold. Only the first one, which decides, has a label, so that labels never collide."""
+    """Return a rule for each threshold. Only the first threshold has a label, so that labels never collide."""
     layers: list[alt.Chart] = []
     for index, (threshold, _) in enumerate(_thresholds(result)):
         shown = float(np.clip(threshold, low, high))

@@ -33,11 +33,11 @@ def parts_of(result: AuditResult) -> dict[str, str]:
     """Return all parts of the page except the pictures."""
     limits = "".join(f"<li>{escape(sentence)}</li>" for sentence in caveats(result))
     advice = f'<p class="advice"><strong>May I sign?</strong> {escape(advice_on(result))}</p>'
-    verdict = verdict_box(result.verdict, result.headline, result.reason) + advice
+    verdict = verdict_box(result.verdict, result.headline, result.strength.words, result.reason) + advice
     strength = result.strength
     bar = strength_bar(strength.caught, strength.words, per_cent(CHANCE))
     return {
-        "answer": verdict + tiles(three_numbers(result)) + bar,
+        "answer": verdict + tiles(three_numbers(result), spell_exact(result.delta)) + bar,
         "quote": _section("To quote", f'<blockquote id="quote">{escape(quote_of(result))}</blockquote>'),
         "more": _folded("All analyses and methods", _epsilons(result) + _estimates(result) + _quality(result))
         + (_folded("Why is the number so low?", _waterfall(result)) if result.waterfall else "")
@@ -93,11 +93,9 @@ FIRST = ("scores", "errors")  # pictures that are shown at once
 
 def headings(result: AuditResult) -> list[str]:
     """Return the lines below the title: the data with the run, the owner, and the notes."""
-    return [
-        f"{result.data or 'your trainer'}: {describe(result.run)}",
-        *([f"Owner: {result.owner}"] if result.owner else []),
-        *([f"Notes: {result.notes}"] if result.notes else []),
-    ]
+    lines = [f"{result.data or 'your trainer'}: {describe(result.run)}"]
+    lines += [f"Owner: {result.owner}"] if result.owner else []
+    return [*lines, f"Notes: {result.notes}"] if result.notes else lines
 
 
 def _epsilons(result: AuditResult) -> str:

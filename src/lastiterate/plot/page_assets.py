@@ -52,7 +52,8 @@ def tiles(numbers: Iterable[KeyNumber], delta: str) -> str:
     words = f"Epsilon, at delta {delta}: how much an attacker can learn about one example. Smaller is more private."
     made = "".join(
         f'<article class="tile {each.kind}"><p class="title">{_TILES[each.kind]}</p>'
-        f'<p class="value"{_exact(each.epsilon)}>{escape(each.text)}</p><p class="soft">{escape(each.words)}</p></article>'
+        f'<p class="value"{_exact(each.epsilon)}>{escape(each.text)}</p>'
+        f'<p class="soft">{escape(each.words)}</p></article>'
         for each in numbers
     )
     return f'<p class="soft unit">{words}</p><div class="tiles">{made}</div>'

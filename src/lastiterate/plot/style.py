@@ -31,9 +31,8 @@ else:
 EXACT = "this example (exact)"
 FOUND = "found by the attack"
 
-# One colour for each of the three numbers: what is guaranteed (blue), predicted (purple) and found (black). Readers with
-# any kind of colour blindness can distinguish them (CIE76 distance at least 20), and none of them means good or bad.
-# Blue is Okabe and Ito's, purple is Tol's. Baselines are grey.
+# One colour for each of the three numbers: what is guaranteed (blue, by Okabe and Ito), predicted (purple, by Tol) and
+# found (black). With any colour blindness their CIE76 distance is at least 20. None of them means good or bad.
 GUARANTEE, PREDICTION, ATTACK, BASELINE = "#0072B2", "#AA3377", "#222222", "#777777"
 _LOOKS = {
     ANALYSES["composition"].label: (GUARANTEE, [1, 0]),

@@ -21,8 +21,8 @@ def check_summary(path: Path) -> list[Path]:
     """Return the paths of the summary and of its JSON file. Raise an error if they could not be written."""
     if path.suffix.lower() == ".pdf":
         raise ValueError(
-            f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}: write the .html, open it in a browser and "
-            "print it to PDF; it fits on one page"
+            f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}: write the .html, open it in a browser "
+            "and print it to PDF; it fits on one page"
         )
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}")
@@ -47,11 +47,11 @@ def summary_page(card: Fields) -> str:
     body = [
         f"<h1>{escape(card['name']) or TITLE}</h1>",
         f'<p class="soft">{TITLE}</p>' if card["name"] else "",
-        verdict_box(card["verdict"], card["headline"], card["reason"]),
+        verdict_box(card["verdict"], card["headline"], card["strength"]["words"], card["reason"]),
         f'<p class="advice"><strong>May I sign?</strong> {escape(card["advice"])}</p>',
-        tiles(KeyNumber(**each) for each in card["numbers"]),
+        tiles((KeyNumber(**each) for each in card["numbers"]), spell_exact(card["delta"])),
         strength_bar(card["strength"]["caught"], card["strength"]["words"], per_cent(CHANCE)),
-        _list(_facts(card)),
+        _list(_facts(card, brief=True)),
         f'<h2>What to know</h2><ul class="small">{caveats}</ul>',
         f'<div class="small">{_list(_origins(card))}</div>',
         f'<h2>Terms</h2><div class="small">{_list(terms)}</div>',
@@ -78,18 +78,22 @@ def summary_markdown(card: Fields) -> str:
 Facts = list[tuple[str, list[str]]]
 
 
-def _facts(card: Fields) -> Facts:
+def _facts(card: Fields, *, brief: bool = False) -> Facts:
+    """Return the facts. ``brief`` leaves out the numbers that the page shows as tiles, and the families."""
     models = card["models"]
+    numbers = [
+        (f"guaranteed, at delta {spell_exact(card['delta'])}", [_words(card, "guaranteed")]),
+        ("predicted", [_words(card, "predicted")]),
+        ("found by the attack", [each["words"] for each in card["found"]]),
+        ("power", [_words(card, "power")]),
+    ]
     return [
         *((name, [card[name]]) for name in ("owner", "notes") if card[name]),
         ("trained", [card["trained"], card["run_words"]]),
         ("released", [card["released"]]),
         ("unit of privacy", [card["unit_of_privacy"]]),
         ("neighbours", [f"{card['neighbours']}: {card['neighbours_words']}"]),
-        (f"guaranteed, at delta {spell_exact(card['delta'])}", [_words(card, "guaranteed")]),
-        ("predicted", [_words(card, "predicted")]),
-        ("found by the attack", [each["words"] for each in card["found"]]),
-        ("power", [_words(card, "power")]),
+        *([] if brief else numbers),
         ("attack", [f"{card['attack']}; {models['in']:,} scores with the canary and {models['out']:,} without"]),
     ]
 
