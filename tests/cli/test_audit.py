@@ -70,13 +70,34 @@ def test_rehearsal_of_adversarial_draws_knows_what_several_releases_show(cli, he
 
 
 def test_people_get_a_table_a_picture_and_a_page(cli, here):
-    result = cli(f"{DRAWN} --store runs/x.sqlite")
+    result = cli(f"{DRAWN} --store runs/x.sqlite --name 'my audit'")
     assert result.exit_code == 0
-    for words in ("last iterate", "heuristic", "composition family", "95%", "Verdict: consistent", "lower bounds"):
-        assert words in result.stdout
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 12
+    assert lines[0].startswith("my audit: 100 steps")
+    order = [
+        "guaranteed",
+        "predicted",
+        "found",
+        "Not refuted. This audit would have caught noise below",
+        "Files: runs/x",
+    ]
+    starts = [next(i for i, line in enumerate(lines) if line.startswith(each)) for each in order]
+    assert starts == sorted(starts)
+    details = cli("report runs/x.sqlite --details").stdout
+    for words in (
+        "last iterate",
+        "heuristic",
+        "composition family",
+        "95%",
+        "Not refuted. Nothing refutes",
+        "lower bounds",
+    ):
+        assert words in details
+    assert cli.json("report runs/x.sqlite")["name"] == "my audit"
     assert (here / "runs/x.png").read_bytes().startswith(b"\x89PNG")
     page = (here / "runs/x.html").read_text(encoding="utf-8")
-    assert "consistent" in page
+    assert "Not refuted." in page
     assert 'src="http' not in page
 
 
@@ -117,7 +138,7 @@ def test_an_inconclusive_audit_is_status_4_with_a_claim_or_if_strict(cli, here):
         result = cli(f"report x.sqlite --json {options}")
         assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (status, "inconclusive")
     table = " ".join(cli("report x.sqlite").stdout.split())
-    assert "Verdict: inconclusive." in table
+    assert "Inconclusive: 16 models cannot tell." in table
 
 
 def test_a_claim_below_the_runs_own_is_remarked_before_training_and_in_the_report(cli, here):

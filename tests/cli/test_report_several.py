@@ -47,7 +47,7 @@ def test_runs_that_differ_and_open_ended_audits_are_marked(cli, here):
     found = rows(cli, "first.sqlite again.sqlite noisy.sqlite open.sqlite")
     assert [row["differs"] for row in found] == [[], [], ["noise_multiplier"], []]
     assert [row["validity"] for row in found] == ["fixed", "fixed", "fixed", "anytime"]
-    printed = cli("report first.sqlite again.sqlite noisy.sqlite open.sqlite --method gdp").stdout
+    printed = cli("report first.sqlite again.sqlite noisy.sqlite open.sqlite --method gdp --details").stdout
     assert "* noisy is not comparable with first: noise_multiplier 2 instead of 1." in printed
     for line in ("first ", "again ", "noisy* ", "open (anytime) "):
         assert f"\n{line}" in printed

@@ -30,7 +30,7 @@ def test_infinite_epsilons_and_signals_without_a_value_are_drawn(result, tmp_pat
     assert '"text": "no value"' in spec
     save(comparison_chart(audits), tmp_path / "p.svg")
     assert "odd*: inconclusive" in (tmp_path / "p.svg").read_text(encoding="utf-8")
-    assert "inf" in str(comparison_table(audits))
+    assert "inf" in str(comparison_table(audits, details=True))
 
 
 def test_a_method_that_only_one_audit_has_leaves_the_other_a_gap(result):
@@ -38,7 +38,7 @@ def test_a_method_that_only_one_audit_has_leaves_the_other_a_gap(result):
     spec = comparison_chart([ComparedAudit("both", result), ComparedAudit("one", other)]).to_dict()
     panels = [panel["title"]["text"] for row in spec["vconcat"] for panel in row["hconcat"]]
     assert [" ".join(title) for title in panels] == [
-        "signal d'", "Clopper-Pearson (any mechanism)", "Gaussian DP family", "cost in seconds"
+        "signal d'", "found: Clopper-Pearson (any mechanism)", "found: Gaussian DP family", "cost in seconds"
     ]  # fmt: skip
     assert '"text": "-"' in json.dumps(spec)
 

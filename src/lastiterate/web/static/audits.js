@@ -35,7 +35,7 @@ const number = (row, kind) => row.numbers?.find((each) => each.kind === kind);
 function verdict(row) {
   if (!row.verdict) return make("span", {className: "soft"}, row.error ? "—" : row.state === "reading" || row.done >= row.planned ? "being read…" : "no verdict yet");
   const word = make("span", {className: "verdict-word", title: row.strength}, row.headline);
-  word.style.setProperty("--colour", row.colour);
+  if (["violation", "above heuristic"].includes(row.verdict)) word.style.setProperty("--colour", row.colour);
   const bar = make("span", {className: "bar small", role: "img", "aria-label": row.strength}, make("span", {}));
   bar.firstChild.style.width = `${100 * row.caught}%`;
   const words = row.state === "finished" || row.is_open ? word : make("span", {}, make("span", {className: "soft"}, "so far: "), word);
