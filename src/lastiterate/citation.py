@@ -1,17 +1,21 @@
-"""Sentences for quoting the epsilon of a run in a paper: the guarantee and the prediction."""
+"""Sentences about a run: its guarantee and its prediction for a paper, and the risk of a person for everybody."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, require_curves
-from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
+from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_up
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.run import require_run
 
 if TYPE_CHECKING:
+    from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
+    from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
 _DIGITS = 4  # significant digits of an epsilon, rounded up
@@ -39,9 +43,13 @@ def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
 
 def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
     """Return the analysis and its guarantee (the upper end of its bracket), or the reason why there is none."""
+    return _by_guarantee(run, lambda curve: curve.bracket(delta)[1])
+
+
+def _by_guarantee(run: DPSGD, question: Callable[[PrivacyCurve], float]) -> tuple[str, Answer]:
     found, name = Answer(None), ""
     for name in dict.fromkeys([run.guarantee, "no_amplification"]):
-        found = ask(run, name, lambda curve: curve.bracket(delta)[1])
+        found = ask(run, name, question)
         if found.value is not None:
             break
     return name, found
@@ -93,3 +101,85 @@ def _predicted(run: DPSGD, delta: float) -> str:
         f"For {released_by(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta "
         "for the same neighbours; this is not a guarantee."
     )
+
+
+# Risk of a person, in words for readers without training in statistics.
+
+FALSE_ALARMS, LUCKY_GUESSES = 0.01, 0.1  # baselines of the two sentences
+_RISK_DIGITS, _ALL = 3, "100%"
+_ERROR = 1e-6  # above the largest numerical error of a risk; added before the risk is rounded up
+
+
+@dataclass(frozen=True)
+class Risk:
+    """The largest probability that an attack on what a run releases succeeds, by guarantee and by prediction.
+
+    ``baseline`` is the probability that the attack succeeds without the person's data. ``analysis`` guarantees.
+    """
+
+    baseline: float
+    analysis: str
+    guarantee: Answer
+    prediction: Answer
+
+    def fields(self) -> Fields:
+        """Return JSON fields. ``guarantee_reason`` and ``prediction_reason`` say why a field is null."""
+        shown: Fields = {"baseline": self.baseline, "guarantee": self.guarantee.value}
+        if self.guarantee.value is None:
+            shown["guarantee_reason"] = self.guarantee.reason
+        shown["prediction"] = self.prediction.value
+        if self.prediction.value is None:
+            shown["prediction_reason"] = self.prediction.reason
+        return shown
+
+
+def risk_of(run: DPSGD, baseline: float) -> Risk:
+    """Return the risk at this baseline, for the guarantee and for the prediction."""
+    require_run(run)
+    baseline = number("baseline", baseline, 0.0, 1.0)
+
+    def question(curve: PrivacyCurve) -> float:
+        return curve.risk(baseline)
+
+    return Risk(baseline, *_by_guarantee(run, question), ask(run, "last_iterate", question))
+
+
+def risk_sentences(
+    run: DPSGD, false_alarms: float = FALSE_ALARMS, lucky_guesses: float = LUCKY_GUESSES
+) -> tuple[str, ...]:
+    """Return two sentences on what an attacker can learn about a person: the guarantee, and then the prediction.
+
+    The first sentence is about membership, the second about a secret in the person's data. The arguments are the two
+    baselines. Risks are rounded up. Without a guarantee and a prediction, the result is empty.
+    """
+    member, secret = risk_of(run, false_alarms), risk_of(run, lucky_guesses)
+    if member.guarantee.value is None and member.prediction.value is None:
+        return ()
+    without = "trained on someone else instead of" if run.neighbours == "replace" else "trained without"
+    these = "from this one" if run.release_count == 1 else "from the released ones"
+    most = f"at most {run.group_size:,} examples" if run.group_size > 1 else "one example"
+    return (
+        f"Who was in the training data? An attacker who accepts {per_cent(member.baseline)} false alarms "
+        f"{_succeeds(run, member, 'finds', 'find', 'of the members')}.",
+        "What is a person's secret? An attacker who guesses a person's secret with probability "
+        f"{per_cent(secret.baseline)} from a model {without} that person "
+        f"{_succeeds(run, secret, 'guesses it with', 'guess it with', these)}. "
+        f"Both count {most} per person.",
+    )
+
+
+def _succeeds(run: DPSGD, risk: Risk, verb: str, infinitive: str, of: str) -> str:
+    """Return what an attacker achieves: the guarantee and, in parentheses, the prediction."""
+    kind = "predicted" + (f" by an {APPROXIMATION}" if run.prediction == APPROXIMATION else "")
+    promised, expected = _share(risk.guarantee), _share(risk.prediction)
+    if not promised:
+        return f"is {kind} to {infinitive} {expected} {of}; nothing is guaranteed"
+    achieves = f"{verb} {promised} {of}" if promised != _ALL else f"may {infinitive} {promised} {of}"
+    return f"{achieves} ({f'{kind}: {expected}' if expected else 'no prediction'})"
+
+
+def _share(risk: Answer) -> str:
+    if risk.value is None:
+        return ""
+    words = f"{spell_up(100.0 * min(risk.value + _ERROR, 1.0), _RISK_DIGITS)}%"
+    return words if words == _ALL else f"at most {words}"
