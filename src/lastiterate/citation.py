@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, require_curves
-from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_up
+from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.run import require_run
 
@@ -106,25 +106,26 @@ def _predicted(run: DPSGD, delta: float) -> str:
 # Risk of a person, in words for readers without training in statistics.
 
 FALSE_ALARMS, LUCKY_GUESSES = 0.01, 0.1  # baselines of the two sentences
+SMALLEST_ERROR = 1e-10  # mu is for the error rates that are at least this large
+MU_ON_RANGE = f"Mu of Gaussian DP, where both error rates are at least {spell_exact(SMALLEST_ERROR)}"
 _RISK_DIGITS, _ALL = 3, "100%"
 _ERROR = 1e-6  # above the largest numerical error of a risk; added before the risk is rounded up
 
 
 @dataclass(frozen=True)
 class Risk:
-    """The largest probability that an attack on what a run releases succeeds, by guarantee and by prediction.
+    """A risk by guarantee and by prediction: the success of an attack on what a run releases, or mu of Gaussian DP.
 
-    ``baseline`` is the probability that the attack succeeds without the person's data. ``analysis`` guarantees.
+    ``at`` names and gives the baseline of the attack, or the smallest error rate for which mu holds.
     """
 
-    baseline: float
-    analysis: str
+    at: tuple[str, float]
     guarantee: Answer
     prediction: Answer
 
     def fields(self) -> Fields:
         """Return JSON fields. ``guarantee_reason`` and ``prediction_reason`` say why a field is null."""
-        shown: Fields = {"baseline": self.baseline, "guarantee": self.guarantee.value}
+        shown: Fields = {self.at[0]: self.at[1], "guarantee": self.guarantee.value}
         if self.guarantee.value is None:
             shown["guarantee_reason"] = self.guarantee.reason
         shown["prediction"] = self.prediction.value
@@ -134,14 +135,36 @@ class Risk:
 
 
 def risk_of(run: DPSGD, baseline: float) -> Risk:
-    """Return the risk at this baseline, for the guarantee and for the prediction."""
-    require_run(run)
+    """Return the largest probability of success of an attack that succeeds with probability ``baseline`` without data.
+
+    The baseline is for a model that is trained without the person's data.
+    """
     baseline = number("baseline", baseline, 0.0, 1.0)
+    return _both(run, ("baseline", baseline), lambda curve: curve.risk(baseline))
 
-    def question(curve: PrivacyCurve) -> float:
-        return curve.risk(baseline)
 
-    return Risk(baseline, *_by_guarantee(run, question), ask(run, "last_iterate", question))
+def risks_of(run: DPSGD) -> tuple[Risk, Risk]:
+    """Return the risks that the two sentences state."""
+    return risk_of(run, FALSE_ALARMS), risk_of(run, LUCKY_GUESSES)
+
+
+def mu_of(run: DPSGD) -> Risk:
+    """Return mu of Gaussian DP, on error rates of at least 1e-10."""
+    return _both(run, ("smallest_error", SMALLEST_ERROR), lambda curve: curve.mu(SMALLEST_ERROR))
+
+
+def _both(run: DPSGD, at: tuple[str, float], question: Callable[[PrivacyCurve], float]) -> Risk:
+    return Risk(at, _by_guarantee(require_run(run), question)[1], ask(run, "last_iterate", question))
+
+
+def mu_sentence(run: DPSGD) -> str:
+    """Return mu of Gaussian DP in words: the guarantee first, the range of error rates, and the prediction."""
+    found = mu_of(run)
+    guarantee, prediction = (
+        "none" if each.value is None else spell_up(each.value, _RISK_DIGITS)
+        for each in (found.guarantee, found.prediction)
+    )
+    return f"{MU_ON_RANGE}: {guarantee} (predicted: {prediction})."
 
 
 def risk_sentences(
@@ -159,12 +182,11 @@ def risk_sentences(
     these = "from this one" if run.release_count == 1 else "from the released ones"
     most = f"at most {run.group_size:,} examples" if run.group_size > 1 else "one example"
     return (
-        f"Who was in the training data? An attacker who accepts {per_cent(member.baseline)} false alarms "
-        f"{_succeeds(run, member, 'finds', 'find', 'of the members')}.",
-        "What is a person's secret? An attacker who guesses a person's secret with probability "
-        f"{per_cent(secret.baseline)} from a model {without} that person "
-        f"{_succeeds(run, secret, 'guesses it with', 'guess it with', these)}. "
-        f"Both count {most} per person.",
+        f"An attacker who accepts {per_cent(false_alarms)} false alarms, among people who are not in the data, "
+        f"{_succeeds(run, member, 'finds', 'find', 'of the members, the people who are')}.",
+        f"An attacker who guesses a person's secret with probability {per_cent(lucky_guesses)} from a model {without} "
+        f"that person {_succeeds(run, secret, 'guesses it with', 'guess it with', these)}. "
+        f"Both sentences are for people with {most} in the data.",
     )
 
 

@@ -72,13 +72,13 @@ def ask_all(
     track: Track = iter,
     curves: Curves | None = None,
 ) -> dict[str, Answer]:
-    """Return the answer of each analysis by its name.
+    """Return the answer of each analysis by its name: guarantees first, then the prediction, then the others.
 
     The three analyses of ``SIDE_BY_SIDE`` and the analysis that guarantees the run are always included. ``also`` names
     further analyses. ``curves`` has analyses that need more than the run, such as a contraction.
     """
     curves = require_curves(curves)
-    names = dict.fromkeys([*SIDE_BY_SIDE, require_run(run).guarantee, *curves, *also])
+    names = dict.fromkeys([require_run(run).guarantee, *curves, "last_iterate", *SIDE_BY_SIDE, *also])
     return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
 
 
@@ -138,7 +138,7 @@ def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curv
         answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)
     except ValueError as refusal:
         noise = Answer(None, str(refusal))
-        answers = dict.fromkeys([*SIDE_BY_SIDE, run.guarantee, *curves], noise)
+        answers = dict.fromkeys([run.guarantee, *curves, "last_iterate", *SIDE_BY_SIDE], noise)
     answered = answer_fields({"noise_multiplier": noise, **answers})
     return {"analysis": name, "is_guarantee": ANALYSES[name].is_guarantee, **answered}
 

@@ -168,7 +168,7 @@ MAX_OVER_STEPS = Analysis(
 )
 _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
 ANALYSES = {each.name: each for each in _ANALYSES}
-SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # shown in every answer, in this order
+SIDE_BY_SIDE = ("composition", "last_iterate", "full_batch")  # shown in every answer, in this order
 
 OWN_COIN = "each canary was included by its own fair coin"
 _OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
