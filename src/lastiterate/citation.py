@@ -10,6 +10,7 @@ from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
+from lastiterate.privacy.analyses.calibrate import SMALLEST_ERROR
 from lastiterate.run import require_run
 
 if TYPE_CHECKING:
@@ -106,8 +107,6 @@ def _predicted(run: DPSGD, delta: float) -> str:
 # Risk of a person, in words for readers without training in statistics.
 
 FALSE_ALARMS, LUCKY_GUESSES = 0.01, 0.1  # baselines of the two sentences
-SMALLEST_ERROR = 1e-10  # mu is for the error rates that are at least this large
-MU_ON_RANGE = f"Mu of Gaussian DP, where both error rates are at least {spell_exact(SMALLEST_ERROR)}"
 _RISK_DIGITS, _ALL = 3, "100%"
 _ERROR = 1e-6  # above the largest numerical error of a risk; added before the risk is rounded up
 
@@ -164,7 +163,8 @@ def mu_sentence(run: DPSGD) -> str:
         "none" if each.value is None else spell_up(each.value, _RISK_DIGITS)
         for each in (found.guarantee, found.prediction)
     )
-    return f"{MU_ON_RANGE}: {guarantee} (predicted: {prediction})."
+    on = f"where both error rates are at least {spell_exact(SMALLEST_ERROR)}"
+    return f"Mu of Gaussian DP, {on}: {guarantee} (predicted: {prediction})."
 
 
 def risk_sentences(

@@ -37,7 +37,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 SUMMARIES = {
     "epsilon": "Epsilon of the released model, and what an attacker can learn.",
     "delta": "Delta of the released model, by three analyses.",
-    "calibrate": "The least noise that reaches a target epsilon.",
+    "calibrate": "The least noise that reaches a target.",
     "plan": "Compare batch sizes by the noise that each needs.",
     "explore": "Explore runs in the browser: move a slider, see epsilon.",
     "check": "Check training code against its declared settings.",
