@@ -28,7 +28,7 @@ _CORRELATED = "for all iterates, whichever of the allowed batches an example is 
 
 
 def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
-    """Return sentences about a run for a paper: its guarantee, the neighbouring relation, and the heuristic.
+    """Return sentences about a run for a paper: guarantee, neighbouring relation, heuristic, and a person's risk.
 
     The numbers of the run are exact, so that the run can be rebuilt from the sentence. Schedules are described by their
     first and last values and their range. Epsilons and delta are rounded up. The epsilon of the guarantee is the upper
@@ -39,7 +39,8 @@ def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
     require_run(run)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     words = [_guaranteed(run, delta), *_of_convex(run, delta, require_curves(curves)), _predicted(run, delta)]
-    return f"Training was DP-SGD: {describe(run, quoted=True)}. {' '.join(words)} {ONE_TRAINING}"
+    words += [*risk_sentences(run), ONE_TRAINING]
+    return f"Training was DP-SGD: {describe(run, quoted=True)}. {' '.join(words)}"
 
 
 def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
