@@ -170,6 +170,19 @@ _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX
 ANALYSES = {each.name: each for each in _ANALYSES}
 SIDE_BY_SIDE = ("composition", "last_iterate", "full_batch")  # shown in every answer, in this order
 
+PROMISES = {  # meanings of the guarantees, for people
+    "composition": "for every attack, even one that sees every step",
+    "no_amplification": "for every attack, even one that sees every step and all batches",
+    "convex": "for the final model alone, if losses are convex and steps contract as stated",
+}
+
+
+def expected_of(run: DPSGD) -> str:
+    """Return the meaning of the prediction, for people."""
+    released = "the final model" if run.release_count == 1 else f"the {run.release_count:,} released models"
+    return f"from {released} alone; {kind_of_prediction(run)}, no promise"
+
+
 OWN_COIN = "each canary was included by its own fair coin"
 _OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
 _OF_STANDARD = "the mechanism of the standard analysis, with the noise unknown"

@@ -23,7 +23,7 @@ from lastiterate.auditing.evidence.report import Evidence, report
 from lastiterate.auditing.identity import fingerprint
 from lastiterate.auditing.stores.audit_record import ABOUT, Crafted
 from lastiterate.auditing.stores.store import MemoryStore, Store
-from lastiterate.citation import guaranteed, released_by, seen_by
+from lastiterate.citation import guaranteed, released_by, risk_sentences, risks_of, seen_by
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import written_number
@@ -118,6 +118,7 @@ def card_of(store: Store, result: AuditResult) -> Fields:
         "delta": result.delta,
         **_guaranteed(result),
         **_predicted(result),
+        "risk": {"words": list(risk_sentences(run)), "at": [each.fields() for each in risks_of(run)]},
         "found": [_found(result, method) for method in result.estimates],
         **_power(result),
         "attack": printable(result.attack),

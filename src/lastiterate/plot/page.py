@@ -10,6 +10,7 @@ from pathlib import Path
 from lastiterate.auditing.evidence.audit_result import AuditResult, advice_on, quote_of, three_numbers
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.forecast import CHANCE
+from lastiterate.citation import risk_sentences
 from lastiterate.common.atomic_write import write_whole
 from lastiterate.formatting import caveat_of, describe, per_cent, spell, spell_exact, spell_up
 from lastiterate.plot.audit_charts import PageChart, page_charts
@@ -34,10 +35,11 @@ def parts_of(result: AuditResult) -> dict[str, str]:
     limits = "".join(f"<li>{escape(sentence)}</li>" for sentence in caveats(result))
     advice = f'<p class="advice"><strong>May I sign?</strong> {escape(advice_on(result))}</p>'
     verdict = verdict_box(result.verdict, result.headline, result.strength.words, result.reason) + advice
+    risk = "".join(f'<p class="risk">{escape(each)}</p>' for each in risk_sentences(result.run))
     strength = result.strength
     bar = strength_bar(strength.caught, strength.words, per_cent(CHANCE))
     return {
-        "answer": verdict + tiles(three_numbers(result), spell_exact(result.delta)) + bar,
+        "answer": verdict + tiles(three_numbers(result), spell_exact(result.delta)) + risk + bar,
         "quote": _section("To quote", f'<blockquote id="quote">{escape(quote_of(result))}</blockquote>'),
         "more": _folded("All analyses and methods", _epsilons(result) + _estimates(result) + _quality(result))
         + (_folded("Why is the number so low?", _waterfall(result)) if result.waterfall else "")

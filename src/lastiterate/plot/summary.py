@@ -50,6 +50,7 @@ def summary_page(card: Fields) -> str:
         verdict_box(card["verdict"], card["headline"], card["strength"]["words"], card["reason"]),
         f'<p class="advice"><strong>May I sign?</strong> {escape(card["advice"])}</p>',
         tiles((KeyNumber(**each) for each in card["numbers"]), spell_exact(card["delta"])),
+        "".join(f'<p class="risk">{escape(each)}</p>' for each in card["risk"]["words"]),
         strength_bar(card["strength"]["caught"], card["strength"]["words"], per_cent(CHANCE)),
         _list(_facts(card, brief=True)),
         f'<h2>What to know</h2><ul class="small">{caveats}</ul>',
@@ -65,6 +66,7 @@ def summary_markdown(card: Fields) -> str:
     words = " ".join(_m(each) for each in (card["reason"], card["strength"]["words"]))
     lines = [f"# {_m(card['name']) or TITLE}", "", f"**{_m(card['headline'])}** {words}"]
     lines += ["", f"**May I sign?** {_m(card['advice'])}"]
+    lines += [line for each in card["risk"]["words"] for line in ("", _m(each))]
     lines += ["", "| | |", "|---|---|"]
     lines += [f"| {name} | {'<br>'.join(map(_m, texts))} |" for name, texts in _facts(card)]
     lines += ["", "## What to know", "", *(f"- {_m(each)}" for each in [*card["caveats"], _CAVEAT])]

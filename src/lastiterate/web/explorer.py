@@ -25,6 +25,7 @@ from lastiterate.common.validation import number, written_number
 from lastiterate.compare_analyses import Answer, ask, ask_all, noise_rows
 from lastiterate.formatting import describe, neighbours_of, spell_exact, spell_up
 from lastiterate.mechanism import SAMPLINGS
+from lastiterate.privacy.analyses.calibrate import Target
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
@@ -128,7 +129,7 @@ def noise(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     target = _target(reader, texts)
     curves = reader.curves(given)
     names = _analyses(run, texts, curves)
-    rows = [row for _, row in noise_rows({None: run}, names, target, delta, curves=curves)]
+    rows = [row for _, row in noise_rows({None: run}, names, Target(target, delta), curves=curves)]
     return {"epsilon": target, "rows": [_noise_row(run, row) for row in rows]}
 
 
@@ -146,7 +147,7 @@ def plan(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     runs = {size: reader.run({**options, "batch_size": str(size)}) for size in sizes}
     curves = reader.curves(given)
     names = _analyses(base, texts, curves)
-    found = noise_rows(runs, names, target, delta, curves=curves)
+    found = noise_rows(runs, names, Target(target, delta), curves=curves)
     rows = [{"batch_size": size, "steps": runs[size].steps, **_noise_row(runs[size], row)} for size, row in found]
     epochs = reader.number("epochs", given["epochs"]) if "epochs" in given else base.epochs
     return {"epsilon": target, "epochs": epochs, "rows": rows}

@@ -28,8 +28,10 @@ from lastiterate.registry import (
     INCONCLUSIVE,
     METHODS,
     OWN_COIN,
+    PROMISES,
     THRESHOLDS,
     VIOLATION,
+    expected_of,
     headline_of,
     kind_of_prediction,
 )
@@ -266,21 +268,13 @@ class KeyNumber:
         return {"guarantee": "guaranteed", "prediction": "predicted", "found": "found"}[self.kind]
 
 
-_PROMISES = {
-    "composition": "for every attack, even one that sees every step",
-    "no_amplification": "for every attack, even one that sees every step and all batches",
-}
-
-
 def key_numbers(run: DPSGD, predictions: Mapping[str, Answer]) -> tuple[KeyNumber, KeyNumber]:
     """Return the guarantee and the prediction of a run, from the answers of its analyses."""
     unknown = Answer(None, "not computed")
     guarantee, prediction = (predictions.get(name, unknown) for name in (run.guarantee, "last_iterate"))
-    released = "the final model" if run.release_count == 1 else f"the {run.release_count:,} released models"
-    expected = f"from {released} alone; {kind_of_prediction(run)}, no promise"
     return (
-        _key_number("guarantee", guarantee, _PROMISES[run.guarantee]),
-        _key_number("prediction", prediction, expected),
+        _key_number("guarantee", guarantee, PROMISES[run.guarantee]),
+        _key_number("prediction", prediction, expected_of(run)),
     )
 
 

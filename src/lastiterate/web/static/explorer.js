@@ -18,6 +18,7 @@ let flying = null; // the quick question under way
 const shown = {answer: 0, quick: 0, slow: 0, convex: 0};
 let lines = {quick: null, slow: null, convex: null};
 let baseline = 0.1; // chance of an attacker without the model
+const ERROR = 1e-6; // above the largest numerical error of a risk
 let current = null; // the newest answer
 
 const form = new Form(description, byId("fields"), byId("advanced-fields"), changed);
@@ -157,7 +158,7 @@ function risks() {
   byId("baseline-text").textContent = percentUp(baseline);
   byId("baseline").setAttribute("aria-valuetext", percentUp(baseline));
   const waiting = shown.slow !== shown.answer ? "…" : "no guarantee";
-  const at = (map, place, words) => (map.has(place) ? percentUp(map.get(place)) : words);
+  const at = (map, place, words) => (map.has(place) ? percentUp(Math.min(1, map.get(place) + ERROR)) : words);
   bars(byId("risks"), [
     {label: "without the model", kind: "baseline", part: baseline, text: percentUp(baseline)},
     {label: "guaranteed: at most", kind: "guarantee", part: guaranteed.get(baseline) ?? 0, text: at(guaranteed, baseline, waiting)},
