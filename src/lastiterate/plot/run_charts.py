@@ -27,6 +27,7 @@ from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power
     from lastiterate.compare_analyses import Curves
+    from lastiterate.privacy.analyses.calibrate import Target
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
@@ -38,7 +39,9 @@ _WIDTH, _HEIGHT = 420, 320
 
 def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> alt.HConcatChart:
     """Return panels of epsilon over steps and of error rates. ``more`` has further analyses."""
-    analyses = {name: ANALYSES[name].curve for name in (*SIDE_BY_SIDE, run.guarantee)} | dict(more or {})
+    # The prediction is drawn last, so that no other line hides it.
+    names = dict.fromkeys(("full_batch", "composition", run.guarantee, *(more or {}), "last_iterate"))
+    analyses = {name: ANALYSES[name].curve for name in names} | dict(more or {})
     curves: dict[str, PrivacyCurve] = {}
     reasons = {}
     for name, analysis in analyses.items():
@@ -128,8 +131,8 @@ _NARROW = 320
 _DRAWN = (*SIDE_BY_SIDE, "no_amplification", "convex")
 
 
-def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> alt.HConcatChart:
-    """Return two panels over batch sizes: the epsilons, and the noise that each analysis needs for the target."""
+def plan_chart(rows: list[Row], target: Target, words: str, caveat: str = CAVEAT) -> alt.HConcatChart:
+    """Return two panels over batch sizes: the epsilons (or mu), and the noise that each analysis needs."""
     sizes = sorted({number_in(row, "batch_size") for row in rows})
     names = list(dict.fromkeys(text_in(row, "analysis") for row in rows))
     shown = [name for name in _DRAWN if name in names or any(row.get(name) is not None for row in rows)]
@@ -142,10 +145,12 @@ def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) 
         axis=alt.Axis(values=sizes, format=",d", labelOverlap="greedy", grid=False),
     )
     point = alt.OverlayMarkDef(size=60, filled=True)
+    what = target.quantity
+    y = epsilon_y(target.delta) if target.delta is not None else alt.Y(f"{what}:Q", title=what, **from_zero())
     leaks = [
-        lines(
-            long(among(rows, "analysis", name), "epsilon", _DRAWN), x, epsilon_y(delta), look, point=point
-        ).properties(title=f"Epsilon with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT)
+        lines(long(among(rows, "analysis", name), what, _DRAWN), x, y, look, point=point).properties(
+            title=f"{what.capitalize()} with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT
+        )
         for name in names
     ]
     drawable = [row for row in rows if row["noise_multiplier"] is not None]

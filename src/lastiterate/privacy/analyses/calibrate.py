@@ -22,7 +22,9 @@ _NEAR_CERTAIN = 1e-4  # an upper end further above the target than this fraction
 _ROUGHLY, _QUESTIONS = 1e-3, 12  # for an analysis that jumps: distance to the target, number of evaluations
 _ROUGHLY_OF_MU, _QUESTIONS_OF_MU = 1e-6, 40  # the same for mu, relative to the target
 _OF_RATES = 1e-6  # relative error of an advantage or of a true positive rate
+TARGETS = (("epsilon", "delta"), ("mu",), ("advantage",), ("tpr", "fpr"))
 _KINDS = "epsilon with delta, mu, advantage, or tpr with fpr"
+SMALLEST_ERROR = 1e-10  # mu is for the error rates that are at least this large
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Target:
 
     def __post_init__(self) -> None:
         given = self.fields()
-        if tuple(given) not in (("epsilon", "delta"), ("mu",), ("advantage",), ("tpr", "fpr")):
+        if tuple(given) not in TARGETS:
             raise ValueError(f"the target must be exactly one of {_KINDS}, got {' and '.join(given) or 'none of them'}")
         for name, low, high in (("epsilon", 0.0, math.inf), ("mu", 0.0, math.inf), ("delta", 0.0, 1.0)):
             if name in given:
@@ -57,14 +59,22 @@ class Target:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
-    def words(self) -> str:
-        """The target in words."""
-        numbers = [repr(value) for value in self.fields().values()]
-        if self.epsilon is not None:
-            return f"epsilon {numbers[0]} at delta {numbers[1]}"
-        if self.tpr is not None:
-            return f"a true positive rate of {numbers[0]} at a false positive rate of {numbers[1]}"
-        return f"{'mu' if self.mu is not None else 'an advantage of'} {numbers[0]}"
+    def quantity(self) -> str:
+        """The name of the number to be reached."""
+        names = {"epsilon": "epsilon", "mu": "mu", "advantage": "advantage", "tpr": "true positive rate"}
+        return names[next(iter(self.fields()))]
+
+    def words(self, spell: Callable[[float], str] = repr) -> str:
+        """Return the target in words."""
+        return f"{self.quantity} {spell(self.value)}{self.condition(spell)}"
+
+    def condition(self, spell: Callable[[float], str] = repr) -> str:
+        """Return the condition of the number in words. Mu is always shown with its range of error rates."""
+        if self.delta is not None:
+            return f" at delta {spell(self.delta)}"
+        if self.fpr is not None:
+            return f" at false positive rate {spell(self.fpr)}"
+        return f" of Gaussian DP, where both error rates are at least {SMALLEST_ERROR:g}" if self.mu is not None else ""
 
     @property
     def value(self) -> float:
@@ -77,13 +87,13 @@ class Target:
             return float(curve.epsilon(self.delta))
         if self.fpr is not None:
             return float(curve.risk(self.fpr))
-        return curve.mu() if self.mu is not None else curve.advantage()
+        return curve.mu(SMALLEST_ERROR) if self.mu is not None else curve.advantage()
 
     def upper(self, curve: PrivacyCurve) -> float:
         """Return an upper bound on this number, which allows for numerical errors."""
         if self.delta is not None:
             return float(curve.bracket(self.delta)[1])
-        return curve.mu_bracket()[1] if self.mu is not None else (1.0 + _OF_RATES) * self.of(curve)
+        return curve.mu_bracket(SMALLEST_ERROR)[1] if self.mu is not None else (1.0 + _OF_RATES) * self.of(curve)
 
 
 def calibrate(
@@ -130,10 +140,10 @@ def calibrate(
         lambda log_factor: spent(log_factor) <= target, max(0.0, least), lambda _: least, most, lambda: stride
     )
     if high == math.inf:
-        raise ValueError(f"{aim.words} is not reached with any noise multiplier up to {_MOST:g}")
+        raise ValueError(f"{aim.words()} is not reached with any noise multiplier up to {_MOST:g}")
     if low == -math.inf:
         raise ValueError(
-            f"{aim.words} is met with any noise, even a noise multiplier of {_LEAST:g}: there is nothing to calibrate"
+            f"{aim.words()} is met with any noise, even a noise multiplier of {_LEAST:g}: there is nothing to calibrate"
         )
     # The convex analysis takes about a second, and its epsilon jumps where another bound becomes the smallest.
     is_rough = getattr(getattr(analysis, "func", analysis), "__name__", "") == "convex"
