@@ -14,6 +14,7 @@ import numpy as np
 
 from lastiterate.common.types import Fields, Track
 from lastiterate.common.validation import function, instance, one_of
+from lastiterate.formatting import spell_up
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
@@ -76,7 +77,18 @@ def ask_all(
     """
     curves = require_curves(curves)
     names = dict.fromkeys([require_run(run).guarantee, *curves, "last_iterate", *SIDE_BY_SIDE, *also])
-    return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
+    answers = {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
+    if (in_bins := instead_of_shuffling(run)) and (value := ask(in_bins, "composition", question).value) is not None:
+        reason = f"{answers['composition'].reason} and would have the guarantee {spell_up(value)} here"
+        answers["composition"] = Answer(None, reason)
+    return answers
+
+
+def instead_of_shuffling(run: DPSGD) -> DPSGD | None:
+    """Return the run with balls in bins instead of shuffled batches, or None if it has other sampling."""
+    if run.sampling != "shuffled" or run.noise_filter is not None or run.batches_per_epoch is None:
+        return None
+    return run.replace(sampling="balls-in-bins", sample_rate=1.0 / run.batches_per_epoch)
 
 
 def support_matrix() -> str:
