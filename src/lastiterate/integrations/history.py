@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from lastiterate.common.validation import PerStep, number
+from lastiterate.compare_analyses import ask, instead_of_shuffling
 from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.mechanism import Neighbours
 from lastiterate.privacy.analyses.composition import composition
@@ -79,13 +80,12 @@ class History:
             try:
                 run = self.run().replace(sampling="shuffled")
                 guaranteed = spell_up(question(no_amplification(run)), 4)
-                in_bins = spell_up(question(composition(run.replace(sampling="balls-in-bins"))), 4)
+                in_bins = instead_of_shuffling(run)
             except ValueError as refusal:
                 return f"{sentence}{words}; no_amplification has no value here ({refusal})"
-            proved = (
-                f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove; balls in bins "
-                f"instead of shuffling would guarantee {in_bins}"
-            )
+            if in_bins and (value := ask(in_bins, "composition", question).value) is not None:
+                words = f"{words[:-1]}; with balls in bins composition would guarantee {spell_up(value, 4)})"
+            proved = f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
             return f"{sentence}{words}; {proved}"
         condition = {"poisson": "", "balls-in-bins": " for balls in bins"}.get(
             sampling or "", " if sampling is Poisson"
