@@ -25,7 +25,6 @@ class Allowances:
         pattern: relative deviation within which advice names a known pattern. Verdicts do not depend on it.
         rounding: multiple of the size of rounding errors below which an effect counts as none.
         whole: distance from whole numbers, at all seeds, below which counts of batches are these numbers.
-        spare: factor on planned numbers of seeds, because the normal law of a count is approximate.
         unseen: probability that the planned one-step pairs never show the canary.
         equal: distance between models that counts as none, in units of the noise between two models: sums that are
             not always taken in one order differ by roundings.
@@ -44,10 +43,9 @@ class Allowances:
     pattern: float = 0.03
     rounding: float = 10.0
     whole: float = 0.1
-    spare: float = 1.5
     unseen: float = 0.003
     equal: float = 1e-4
-    most_seeds: int = 512
+    most_seeds: int = 1024
 
     def __post_init__(self) -> None:
         for field in fields(self):
