@@ -12,7 +12,7 @@ from lastiterate.checking import adam_rows, noise_rows, participation_rows, seed
 from lastiterate.checking.allowances import Allowances
 from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, judged, not_checked
 from lastiterate.checking.clipping_rows import ALL as CLIPPING
-from lastiterate.checking.clipping_rows import NORM, NORMALISATION, STEPS, clipping_rows, not_finite_row
+from lastiterate.checking.clipping_rows import NORM, NORMALISATION, SHAPES, STEPS, clipping_rows, not_finite_row
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.effects import TINY, Effects, effects_over_seeds, huge, huge_canary, is_shared, spread
 from lastiterate.checking.participation_rows import Counts
@@ -27,7 +27,6 @@ MODELS, ERROR = 32, 1e-3
 LEAST_MODELS, MOST_MODELS = 8, 1000
 MOST_STEPS = 10**6  # each step has a weight of its own
 ROWS = 16  # rows with a random error, each with an equal share (union bound); all tensors together have one share
-SHAPES = 6  # canaries beside the huge one
 _SHORT = 3  # steps of short trainings, which show momentum and repeated noise
 SHARED, LENGTH = "shared randomness", "number of steps"
 _NO_STEPS = (
@@ -256,9 +255,8 @@ class _Check:
             return rows
         seen = ones or whole
         models = self._noise_models(min(self.singles or self.plan.plain, FEW_SEEDS), seen.steps)
-        ratio = float(models[:, self.setting.columns].var(axis=0, ddof=1).mean())
-        ratio = max(1.0, ratio / self.declared.prefix(seen.steps).variance)
-        return [*rows, *participation_rows.unshared_rows(self.setting, seen.along, seen.steps, ratio, NORM)]
+        variance = float(models[:, self.setting.columns].var(axis=0, ddof=1).mean())
+        return [*rows, *participation_rows.unshared_rows(self.setting, seen.along, seen.steps, variance, NORM)]
 
     def _by_effects(self, ones: Effects | None, whole: Effects) -> list[Row]:
         """Return the rows of effects of canaries, with shared randomness."""
@@ -293,7 +291,7 @@ class _Check:
         setting, length, declared = self.setting, self.declared.epoch, self.declared
         apart = declared.is_certain or declared.run.min_separation > 1 or length > self.steps
         if apart or not self.has_steps:
-            return participation_rows.spread_row(counts, self.plan.models_for)
+            return participation_rows.spread_row(counts)
         seeds = max(FEW_SEEDS, participation_rows.epoch_seeds(setting))
         if seeds > MOST_MODELS:
             return not_checked(participation_rows.SPREAD, "an example is in a batch of nearly every epoch")

@@ -197,7 +197,11 @@ class CheckResult:
         return Table(title, header, cells, {1, 2, 3, 4}, notes)
 
     def __str__(self) -> str:
-        return str(self.table(describe(self.run)))
+        table = self.table(describe(self.run))
+        lines = [table.header, *table.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join([table.title, "", *(line.rstrip() for line in text), "", *map(str, table.notes)])
 
 
 def junit(result: CheckResult) -> bytes:

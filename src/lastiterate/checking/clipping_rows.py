@@ -9,38 +9,27 @@ from __future__ import annotations
 import numpy as np
 
 from lastiterate.checking.check_result import Row, cannot_tell, judged, not_checked
-from lastiterate.checking.effects import ABOVE, BELOW, SMALL, TINY, Effects, huge, off_canary, one_coordinate, spread
+from lastiterate.checking.effects import ABOVE, BELOW, SMALL, TINY, Effects, huge, off_canary
 from lastiterate.checking.trainings import Setting
 from lastiterate.common.types import FloatArray
 
 STEPS, NORM, SMALLER = "size of steps", "clipping norm", "clipping of small gradients"
-JUST_ABOVE, COORDINATE, TENSOR = "clipping just above the norm", "clipping of one coordinate", "clipping of one tensor"
-OTHERS, NORMALISATION = "clipping of others", "normalisation"
-ALL = (STEPS, NORM, SMALLER, JUST_ABOVE, COORDINATE, TENSOR, OTHERS, NORMALISATION)
+JUST_ABOVE, OTHERS, NORMALISATION = "clipping just above the norm", "clipping of others", "normalisation"
+ALL = (STEPS, NORM, SMALLER, JUST_ABOVE, OTHERS, NORMALISATION)
+SHAPES = 4  # canaries beside the huge one
 
 
 def clipping_rows(effects: Effects, most: int) -> list[Row]:
-    """Return the rows of canaries of other sizes and shapes, of which at most ``most`` are trained.
+    """Return the rows of canaries of other sizes, of which at most ``most`` are trained.
 
     All effects are in units of a clipped canary; after many steps, small ones show the unit.
     """
     setting, g, is_exact = effects.setting, effects.setting.direction, effects.steps == 1
-    clip, allowed, like = setting.declared.run.clip_norm, setting.allowances, setting.like
-    coordinate, chosen = one_coordinate(like, setting.tensors, setting.trainings.seed)
-    others = [i for i in setting.tensors if i != chosen] or [chosen]
-    tensor = min(others, key=lambda i: like.slices[i].stop - like.slices[i].start)
-    on_tensor = spread(like, [tensor], setting.trainings.seed + 1)
-    shapes = {
-        "small": SMALL * clip * g,
-        "one coordinate": huge(coordinate, clip),
-        "just above the norm": ABOVE * clip * g,
-        "tiny": TINY * clip * g,
-        "one tensor": huge(on_tensor, clip),
-        "below the norm": BELOW * clip * g,
-    }
+    clip, allowed = setting.declared.run.clip_norm, setting.allowances
+    norms = {"small": SMALL, "just above the norm": ABOVE, "tiny": TINY, "below the norm": BELOW}
     found = {"huge": effects.best[1] / effects.unit}
-    for words, canary in list(shapes.items())[:most]:
-        effect = effects.of(canary, words)
+    for words, size in list(norms.items())[:most]:
+        effect = effects.of(size * clip * g, words)
         if effect is None:
             return [not_finite_row(), *(not_checked(name, f"see {NORM}") for name in ALL if name != NORM)]
         found[words] = effect / effects.unit
@@ -69,14 +58,6 @@ def clipping_rows(effects: Effects, most: int) -> list[Row]:
         limit = slack + 2.0 * floor / small
         words = f"{limit:.2g} clipping norms"
         rows.append(judged(OTHERS, (rest, 0.0, 0.0, rest + limit), rest > limit, _OTHERS, words))
-    for name, words, direction in ((COORDINATE, "one coordinate", coordinate), (TENSOR, "one tensor", on_tensor)):
-        if words in found:
-            norm = float(found[words] @ direction)
-            why = "more than a clipping norm: look whether the norm is of all tensors, and all are scaled by it"
-            why = why if norm > 1.0 else "less than a clipping norm: look whether the norm is the Euclidean one"
-            # Curvature of many steps may take any part of an effect off this direction.
-            most_off = slack if is_exact else slack + allowed.norm - 1.0
-            rows.append(_ratio_row(name, norm, most_off, why, 0.0 if is_exact else 1.0))
     if "tiny" in found:
         rows.append(_normalisation_row(off_canary(setting, found["tiny"]), 2.0 * floor / small + TINY * (1.0 + bend)))
     return rows
@@ -93,10 +74,10 @@ _OTHERS = (
 )
 
 
-def _ratio_row(name: str, ratio: float, slack: float, why: str, more_below: float = 0.0) -> Row:
-    """Return a row of a ratio that must be 1 within the slack; it may be less by ``more_below``."""
-    numbers = ratio, 1.0, max(0.0, ratio - slack - more_below), ratio + slack
-    return judged(name, numbers, not -slack - more_below <= ratio - 1.0 <= slack, why, f"x {1.0 + 2.0 * slack:.3g}")
+def _ratio_row(name: str, ratio: float, slack: float, why: str) -> Row:
+    """Return a row of a ratio that must be 1 within the slack."""
+    numbers = ratio, 1.0, ratio - slack, ratio + slack
+    return judged(name, numbers, abs(ratio - 1.0) > slack, why, f"x {1.0 + 2.0 * slack:.3g}")
 
 
 def _no_small_effect(small: float, is_backwards: bool) -> list[Row]:

@@ -35,14 +35,6 @@ def spread(like: Parameters, tensors: Sequence[int], seed: int) -> FloatArray:
     return direction
 
 
-def one_coordinate(like: Parameters, tensors: Sequence[int], seed: int) -> tuple[FloatArray, int]:
-    """Return a direction of norm 1 on one coordinate, and the tensor of that coordinate."""
-    rng, direction = np.random.default_rng([seed, 2]), np.zeros(len(like.vector))
-    tensor = int(rng.choice(np.asarray(tensors)))
-    direction[rng.integers(like.slices[tensor].start, like.slices[tensor].stop)] = rng.choice([-1.0, 1.0])
-    return direction, tensor
-
-
 def huge(direction: FloatArray, clip_norm: float) -> FloatArray:
     """Return a canary whose every coordinate is far above the clipping norm."""
     return direction * (HUGE * clip_norm / float(np.abs(direction[direction != 0.0]).min()))

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import binom, norm
 
-from lastiterate.checking.check_result import Row, cannot_tell, judged, not_checked
+from lastiterate.checking.check_result import Row, judged, not_checked
 from lastiterate.checking.declared import Declared
 from lastiterate.checking.trainings import Setting
 from lastiterate.common.search import first_integer
@@ -29,10 +29,7 @@ _FACTORS = (1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)  # of
 class Counts:
     """Numbers of batches with the canary, in steps of average weight.
 
-    Attributes:
-        totals: the number in each long training.
-        steps: number of steps of long trainings.
-        hits: the number in each one-step training, in addition.
+    ``totals`` has one number for each training of ``steps`` steps. ``hits`` has one for each one-step training.
     """
 
     setting: Setting
@@ -90,11 +87,6 @@ class Counts:
         totals = self.declared.with_rate(factor).total_weights(rng, draws, len(self.totals)) / scale
         hits = rng.binomial(len(self.hits), min(1.0, float(self.declared.rates[0]) * factor), draws)
         return self.share * totals + hits, hits.astype(np.float64)
-
-    def draw_totals(self, declared: Declared, draws: int, seeds: int) -> FloatArray:
-        """Draw the totals of this many long trainings, one set of trainings a row."""
-        drawn = declared.total_weights(np.random.default_rng(0), draws * seeds)
-        return drawn.reshape(draws, seeds) / float(np.mean(self.declared.weights))
 
     @property
     def draws(self) -> int:
@@ -200,48 +192,39 @@ def _presence_row(
     low, high = _limits(setting, seeds, chance)
     if low <= inside <= high and _power(setting, seeds, chance, other.presence) < setting.allowances.power:
         return not_checked(name, f"too few batches and models to tell {words}")
-    how = "many" if inside > high else "few"
     why = (
-        f"the canary took part in too {how} of {seeds} models of {declared.run.steps} steps: look at the sample rate, "
-        f"and whether batches are drawn by {declared.words}, anew for every seed"
+        f"the canary took part in too {'many' if inside > high else 'few'} of {seeds} models of {declared.run.steps} "
+        f"steps: look at the sample rate, and whether batches are drawn by {declared.words}, anew for every seed"
     )
     if name == SPREAD and inside == seeds:
-        why = (
-            "the canary is in a batch of every epoch, as by a shuffled loader or balls in bins: look whether batches "
-            f"are drawn by {declared.words}"
-        )
+        why = _once(declared)
     numbers = inside / seeds, chance, low / seeds, high / seeds
     return judged(name, numbers, not low <= inside <= high, why, words)
 
 
-def spread_row(counts: Counts, models_for: Callable[[int], int]) -> Row:
-    """Return the dispersion of totals over seeds: too little if each example is used equally often."""
-    setting, declared = counts.setting, counts.declared
+def spread_row(counts: Counts) -> Row:
+    """Return the range of the numbers of batches over seeds: 0 or 1 if each example is used once in an epoch.
+
+    Independent batches have a range of at most 1 with a probability of at most the sum, over neighbouring numbers, of
+    the chance that all seeds have one of the two.
+    """
+    setting, declared, seeds = counts.setting, counts.declared, len(counts.totals)
     if declared.run.batches_per_epoch is not None or declared.is_certain or declared.run.min_separation > 1:
         return not_checked(SPREAD, "by the declared sampling, each example is used about equally often")
-    if counts.steps < declared.epoch:
-        return not_checked(SPREAD, "the training is shorter than an epoch")
-    if len(counts.totals) < 3:
-        return cannot_tell(SPREAD, None, "too few models", f"{models_for(8)} models")
-    # Curvature takes from variance and mean alike. Factors in [0, 1] that fall geometrically leave half of their ratio.
-    left, tail = 1.0 if counts.is_whole else 0.5, setting.error / 2.0
-    null = _dispersion(counts.draw_totals(declared, counts.draws, len(counts.totals)))
-    low, high = np.quantile(null, (tail, 1.0 - tail))
-    found = float(_dispersion(counts.values[None])[0])
-    row = Row(SPREAD, None, found, float(null.mean()), float(left * low), float(high), "ok", "", "shuffled batches")
-    if not left * low <= found <= high:
-        how = "as many batches at every seed, as by a shuffled loader or balls in bins"
-        how = how if found < low else "many more or fewer batches at some seeds than at others"
-        return row.fault(f"the canary is in {how}: look whether batches are drawn by {declared.words}, for every seed")
-    shuffled = _dispersion(counts.draw_totals(declared.other_sampling(), _DRAWS, len(counts.totals)))
-    if np.mean(shuffled < left * low) >= setting.allowances.power:
-        return row
-    return row.skipped("it takes more models, steps of equal weight, or one-epoch models to tell shuffled batches")
+    if counts.steps < declared.epoch or not counts.is_whole or np.ptp(declared.rates):
+        return not_checked(SPREAD, "trainings of one epoch would show it: let the trainer take the number of steps")
+    chances = binom.pmf(np.arange(counts.steps + 1), counts.steps, declared.rates[0])
+    if float(np.sum((chances + np.append(0.0, chances[:-1])) ** seeds)) > setting.error:
+        return not_checked(SPREAD, "too few models to tell shuffled batches")
+    found = float(np.ptp(counts.values))
+    return judged(SPREAD, (found, None, found, found), found <= 1.0, _once(declared), "shuffled batches")
 
 
-def _dispersion(totals: FloatArray) -> FloatArray:
-    """Return the variance over seeds, divided by the mean; 1 - rate for Poisson sampling and equal weights."""
-    return np.asarray(totals.var(axis=1, ddof=1) / np.maximum(np.abs(totals.mean(axis=1)), 1e-9))
+def _once(declared: Declared) -> str:
+    return (
+        "the canary is in as many batches at every seed, as by a shuffled loader or balls in bins: look whether "
+        f"batches are drawn by {declared.words}, anew for every seed"
+    )
 
 
 # One step: copies of the canary in a batch, and noise that depends on the batch.
@@ -311,38 +294,32 @@ TINY_INSTEAD = (
 )
 
 
-def unshared_rows(setting: Setting, along: FloatArray, steps: int, ratio: float, clipping: str) -> list[Row]:
+def unshared_rows(setting: Setting, along: FloatArray, steps: int, variance: float, clipping: str) -> list[Row]:
     """Return rows of the largest and of the mean displacement along a huge canary.
 
-    Args:
-        along: displacement at each seed, in units of the clipping norm.
-        steps: number of steps of these trainings.
-        ratio: variance between models over the declared one.
-        clipping: name of the row of clipping, which one step alone has.
+    ``along`` is in clipping norms, one number a seed. ``variance`` is that between models without a canary. One step
+    alone has a row of ``clipping``.
     """
     declared, allowed, rows = setting.declared.prefix(steps), setting.allowances, list[Row]()
-    units = along / float(np.mean(declared.weights))
-    shares, rate = declared.weights / np.mean(declared.weights), float(np.mean(declared.rates))
-    noise = 2.0 * ratio * declared.variance / (float(np.mean(declared.weights)) * declared.run.clip_norm) ** 2
+    weights, seeds = declared.weights, len(along)
+    noise = 2.0 * max(variance, declared.variance) / declared.run.clip_norm**2
     if steps == 1:
-        deviation, most = float(np.sqrt(noise)), float(units.max())
-        limit = 1.0 + float(norm.isf(setting.error / len(units))) * deviation
+        deviation, most = float(np.sqrt(noise) / weights[0]), float(along.max() / weights[0])
+        limit = 1.0 + float(norm.isf(setting.error / seeds)) * deviation
         why = "a large gradient has an effect far above the clipping norm: look where gradients are clipped"
         numbers = most, 1.0, most - deviation, most + deviation
         row = judged(clipping, numbers, most > limit, why, f"norm x {limit + deviation:.2g}")
-        if most <= limit and (1.0 - rate) ** len(units) > 1.0 - allowed.power:
+        if most <= limit and (1.0 - declared.presence) ** seeds > 1.0 - allowed.power:
             row = row.undecided("the canary may have been in no batch", "more models")
         rows.append(row)
-    mean = float(shares @ declared.rates)
-    error = float(np.sqrt((noise + np.sum(shares**2 * declared.rates)) / len(units))) / mean
-    share, limit = float(units.mean()) / mean, float(norm.isf(setting.error / 2.0)) * error
+    mean = float(weights @ declared.rates)
+    error = float(np.sqrt((noise + np.sum(weights**2 * declared.rates)) / seeds)) / mean
+    share, limit = float(along.mean()) / mean, float(norm.isf(setting.error / 2.0)) * error
     factor = 1.0 + limit + float(norm.ppf(allowed.power)) * error
-    row = Row(RATE, None, share * rate, rate, max(0.0, share - limit) * rate, (share + limit) * rate, "ok")
-    row = row.finds(f"rate x {factor:.2g}" if factor * rate <= 1.0 else "")
+    row = Row(RATE, None, share, 1.0, max(0.0, share - limit), share + limit, "ok", "", f"rate x {factor:.2g}")
     # Curvature of several steps may have taken any part of the effect.
     if share - 1.0 > limit + allowed.curvature or (steps == 1 and 1.0 - share > limit):
-        why = "canaries count more, or less, than the rate and the clipping norm say: look at both"
-        return [*rows, row.fault(why)]
-    if factor <= allowed.rate:
-        return [*rows, row]
-    return [*rows, row.undecided("noise hides how often the canary is in a batch", "shared randomness")]
+        return [*rows, row.fault("canaries count more, or less, than the rate and the clipping norm say: look at both")]
+    if factor > allowed.rate:
+        row = row.undecided("noise hides how often the canary is in a batch", "shared randomness")
+    return [*rows, row]
