@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -86,9 +86,8 @@ def check(
         function("told", told, "a function without arguments, or None")
     allowed = instance("allowances", allowances or Allowances(), Allowances, "an Allowances or None")
     trainings = Trainings(declared, train, with_steps, integer("seed", seed, 0), told or (lambda: None))
-    plan = _plan(declared, count, with_steps and declared.can_stop, canary == "gradient")
     setting = Setting(declared, trainings, level / ROWS, allowed, expected, ())
-    found = _Check(setting, plan, canary == "gradient", initial)
+    found = _Check(setting, count, canary == "gradient", initial)
     rows = found.rows()
     short = sum(times for steps, times in trainings.counts.items() if steps < max(run.steps - 2, 1))
     notes = (*found.notes, *_not_looked_at(run))
@@ -107,80 +106,71 @@ def _not_looked_at(run: DPSGD) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Numbers of models of the declared length.
+class _Check:
+    """One check: trains models, and collects rows and notes.
 
-    Attributes:
-        plain: models without a canary, one of which is trained twice.
-        pairs: seeds with a canary.
-        last: seeds that are also trained for fewer steps.
-        earlier: 1 if these are trained for one step less; 2 if also for two steps less, with momentum.
-        shapes: canaries of other shapes, if there are no one-step models.
-        one_step: True if the trainer stops after one step, or the run has only one.
+    Of the models of the declared length, ``plain`` have no canary and ``pairs`` have one; one is trained twice.
+    ``last`` seeds are also trained for one step less, with momentum for two. Without one-step models, ``shapes``
+    canaries of other norms are among them. One-step models come on top: ``singles`` have no canary, and
+    ``short_pairs`` are trained with and without.
     """
 
-    plain: int
-    pairs: int
-    last: int
-    earlier: int
-    shapes: int
-    one_step: bool
-
-    def models_for(self, pairs: int) -> int:
-        """Return the number of models that a number of pairs takes."""
-        return 2 * pairs + 1 + self.shapes + self.last * self.earlier
-
-
-def _plan(declared: Declared, models: int, can_stop: bool, with_gradients: bool) -> Plan:
-    """Divide the models of the declared length between the measurements."""
-    run, sgd = declared.run, declared.run.optimizer
-    is_simple = sgd is None or (is_sgd(sgd) and sgd.averaging is None and not sgd.nesterov)
-    earlier = 2 if is_sgd(sgd) and sgd.momentum else 1
-    last = (4 if models >= 16 else 2) if can_stop and is_simple and run.steps > earlier else 0
-    shapes = 0 if can_stop or not with_gradients else min(SHAPES, models - 5)
-    left = models - 1 - shapes - last * earlier
-    pairs = max(1, left // 2)
-    return Plan(left - pairs, pairs, last, earlier, shapes, can_stop or run.steps == 1)
-
-
-class _Check:
-    """One check: trains models, and collects rows and notes."""
-
     def __init__(
-        self, setting: Setting, plan: Plan, with_gradients: bool, initial: Callable[[int], ForeignTree] | None
+        self, setting: Setting, models: int, with_gradients: bool, initial: Callable[[int], ForeignTree] | None
     ) -> None:
-        trainings = setting.trainings
-        self.trainings, self.plan, self.with_gradients, self.initial = trainings, plan, with_gradients, initial
-        self.declared, self.notes = setting.declared, list[str]()
-        self.steps = self.declared.run.steps
-        self.models = trainings.models(plan.plain, self.steps)
-        self.has_steps = plan.one_step and trainings.with_steps
-        differ, like = np.ptp(self.models, axis=0) > 0.0, trainings.like
-        sizes = [i for i, where in enumerate(like.slices) if where.stop > where.start]
-        tensors = [i for i in sizes if differ[like.slices[i]].any()] or sizes
-        self.frozen = [i for i in sizes if i not in tensors]
-        direction = spread(like, tensors, trainings.seed) if with_gradients else np.zeros(0)
-        self.setting = replace(setting, tensors=tuple(tensors), direction=direction)
+        self.trainings, self.declared, self.initial = setting.trainings, setting.declared, initial
+        self.with_gradients, self.notes = with_gradients, list[str]()
+        run, sgd = self.declared.run, self.declared.run.optimizer
+        self.steps = run.steps
+        self.has_steps = setting.trainings.with_steps and (self.declared.can_stop or run.steps == 1)
+        self.one_step = self.has_steps or run.steps == 1
+        self.earlier = 2 if is_sgd(sgd) and sgd.momentum else 1
+        is_simple = sgd is None or (is_sgd(sgd) and sgd.averaging is None and not sgd.nesterov)
+        self.last = (4 if models >= 16 else 2) if self.has_steps and is_simple and run.steps > self.earlier else 0
+        self.shapes = SHAPES if self.has_steps else min(SHAPES, models - 5)
+        left = models - self._models_for(0)
+        self.pairs = max(1, left // 2)
+        self.plain, self.singles, self.short_pairs = left - self.pairs, 0, 0
+        self.models = self.trainings.models(self.plain, self.steps)
         self.start: FloatArray | None = None
-        self.pairs = self.singles = 0  # one-step models: with and without a canary, and without
+        tensors = self._trained_tensors()
+        direction = spread(self.trainings.like, tensors, self.trainings.seed) if with_gradients else np.zeros(0)
+        self.setting = replace(setting, tensors=tuple(tensors), direction=direction)
+
+    def _models_for(self, pairs: int) -> int:
+        """Return the number of models that a number of pairs takes."""
+        shapes = self.shapes if self.with_gradients and not self.has_steps else 0
+        return 2 * pairs + 1 + shapes + self.last * self.earlier
+
+    def _trained_tensors(self) -> list[int]:
+        """Return the tensors that differ between models, or that a canary moves."""
+        like, differ = self.trainings.like, np.ptp(self.models, axis=0) > 0.0
+        tensors = [i for i, where in enumerate(like.slices) if where.stop > where.start]
+        still = [i for i in tensors if not differ[like.slices[i]].any()]
+        if still and self.with_gradients:
+            canary = huge(spread(like, tensors, self.trainings.seed), self.declared.run.clip_norm)
+            effect = self.trainings.effect(0, canary, 1 if self.has_steps else self.steps, "with a canary")
+            still = [i for i in still if effect is not None and not effect[like.slices[i]].any()]
+        why = "never changes, with a canary neither: it is not trained"
+        self.frozen = [not_checked(noise_rows.NOISE, why, like.names[i]) for i in still if len(still) < len(tensors)]
+        return [i for i in tensors if i not in still] or tensors
 
     def rows(self) -> list[Row]:
         """Return all rows."""
-        trainings, plan = self.trainings, self.plan
+        trainings = self.trainings
         seeds = [
             seed_rows.equal_row(self.setting, self.models, trainings.again(0, self.steps)),
             seed_rows.different_row(self.setting, self.models),
         ]
         self.repeats = seeds[0].status == "ok"
-        if plan.one_step and self.steps > 1 and np.array_equal(trainings.without(0, 1), self.models[0]):
+        if self.one_step and self.steps > 1 and np.array_equal(trainings.without(0, 1), self.models[0]):
             why = f"1 and {self.steps} steps give the same model: look whether the trainer stops after `steps` steps"
             return [Row(LENGTH, None, None, None, None, None, "fault", why), *seeds]
-        if plan.one_step:
+        if self.one_step:
             self._plan_one_step()
         else:
             self.notes.append(_NO_STEPS)
-        count = max(self.pairs, self.singles, plan.plain)
+        count = max(self.short_pairs, self.singles, self.plain)
         starts = seed_rows.trained_starts(trainings, count) if self.has_steps else None
         stated = seed_rows.stated_starts(self.initial, trainings, count) if self.initial else None
         if stated is not None:
@@ -197,22 +187,22 @@ class _Check:
         setting, allowed, rate = self.setting, self.setting.allowances, float(self.declared.rates[0])
         most, sizes = allowed.most_seeds, [self.trainings.like.slices[i] for i in self.setting.tensors]
         if not self.has_steps:
-            self.pairs = self.singles = self.plan.plain
+            self.short_pairs = self.singles = self.plain
             return
         # Half of the models test the quarter of parameters that vary least, so that an eighth of the numbers count.
         size, least = len(setting.columns), min(where.stop - where.start for where in sizes)
-        needed = [FEW_SEEDS, self.plan.plain, 8 * noise_rows.ENOUGH / size + 2]
+        needed = [FEW_SEEDS, self.plain, 8 * noise_rows.ENOUGH / size + 2]
         needed.append(noise_rows.freedom_to_see(setting) / least + 1)
         self.singles = int(min(np.ceil(max(needed)), most, self.trainings.most_kept))
         wanted = [float(FEW_SEEDS)]
         if 0.0 < rate < 1.0:
             wanted.append(min(most, np.log(allowed.unseen) / np.log1p(-rate)))
             weights, known = self.declared.weights, self.steps > 1
-            trials = self.plan.pairs * float(weights.sum() ** 2 / np.sum(weights**2)) if known else 0.0
+            trials = self.pairs * float(weights.sum() ** 2 / np.sum(weights**2)) if known else 0.0
             counted = participation_rows.trials_for_rate(setting, rate) - trials
             # Numbers that would not be enough are not trained.
             wanted += [n for n in (counted, participation_rows.seeds_for_copies(setting, rate)) if n <= most]
-        self.pairs = int(np.ceil(max(wanted)))
+        self.short_pairs = int(np.ceil(max(wanted)))
 
     def _noise_models(self, count: int, steps: int) -> FloatArray:
         """Return models without a canary, from which initial values that follow the seed are taken out."""
@@ -223,12 +213,12 @@ class _Check:
 
     def _effects(self) -> tuple[Effects | None, Effects]:
         """Train with the huge canary, or with the trainer's example: one step, and the declared length."""
-        ones = effects_over_seeds(self.setting, self.pairs, 1) if self.pairs else None
+        ones = effects_over_seeds(self.setting, self.short_pairs, 1) if self.short_pairs else None
         is_one = ones is not None and self.steps == 1
-        return ones, ones if is_one and ones else effects_over_seeds(self.setting, self.plan.pairs, self.steps)
+        return ones, ones if is_one and ones else effects_over_seeds(self.setting, self.pairs, self.steps)
 
     def _shares(self, effects: Effects) -> bool:
-        models = self.trainings.models(min(self.plan.plain, len(effects.taken)), effects.steps)
+        models = self.trainings.models(min(self.plain, len(effects.taken)), effects.steps)
         return is_shared(effects, models, None if self.start is None else self.start[0])
 
     def _by_sgd(self) -> list[Row]:
@@ -254,7 +244,7 @@ class _Check:
         if not self.with_gradients:
             return rows
         seen = ones or whole
-        models = self._noise_models(min(self.singles or self.plan.plain, FEW_SEEDS), seen.steps)
+        models = self._noise_models(min(self.singles or self.plain, FEW_SEEDS), seen.steps)
         variance = float(models[:, self.setting.columns].var(axis=0, ddof=1).mean())
         return [*rows, *participation_rows.unshared_rows(self.setting, seen.along, seen.steps, variance, NORM)]
 
@@ -264,18 +254,18 @@ class _Check:
         if not self.with_gradients:
             return [*([] if ones else self._long_noise(None)), *self._example_rows(seen, whole)]
         if seen.vectors:
-            rows += clipping_rows(seen, SHAPES if self.has_steps else self.plan.shapes)
+            rows += clipping_rows(seen, self.shapes)
         else:
             rows.append(cannot_tell(NORM, self.declared.run.clip_norm, _ABSENT, _MORE))
         counts = self._counts(ones, whole, rows)
-        rows += [participation_rows.rate_row(counts, self.plan.models_for), self._spread_row(counts)]
+        rows += [participation_rows.rate_row(counts, self._models_for), self._spread_row(counts)]
         if ones is not None:
             rows.append(participation_rows.copies_row(self.setting, counts.hits if self.steps > 1 else counts.totals))
-            few = min(self.pairs, self.trainings.most_kept)
+            few = min(self.short_pairs, self.trainings.most_kept)
             rows.append(participation_rows.keys_row(self.setting, self._noise_models(few, 1), ones.taken[:few]))
         if self.steps > 1:
             rows += self._long_noise(counts)
-        return [*rows, *self._frozen_rows(seen)]
+        return [*rows, *self.frozen]
 
     def _counts(self, ones: Effects | None, whole: Effects, rows: list[Row]) -> Counts:
         """Return the canary's batches, by effects over the norm to which it was really clipped."""
@@ -295,16 +285,16 @@ class _Check:
         seeds = max(FEW_SEEDS, participation_rows.epoch_seeds(setting))
         if seeds > MOST_MODELS:
             return not_checked(participation_rows.SPREAD, "an example is in a batch of nearly every epoch")
-        if length == self.steps > _SHORT and seeds > self.plan.pairs:
+        if length == self.steps > _SHORT and seeds > self.pairs:
             why = "too few models of one epoch to tell shuffled batches"
-            return cannot_tell(participation_rows.SPREAD, None, why, f"{self.plan.models_for(seeds)} models")
+            return cannot_tell(participation_rows.SPREAD, None, why, f"{self._models_for(seeds)} models")
         found = effects_over_seeds(setting, seeds, length)
         return not_finite_row() if found.is_broken else participation_rows.epoch_row(setting, found.taken, length)
 
     def _one_step_noise(self, ones: Effects) -> list[Row]:
         """Return the rows of the noise of one step, and of its growth in three."""
         setting, variance = self.setting, self.declared.prefix(1).variance
-        models = self._noise_models(max(self.singles, min(self.pairs, self.trainings.most_kept)), 1)
+        models = self._noise_models(max(self.singles, min(self.short_pairs, self.trainings.most_kept)), 1)
         rows = [noise_rows.noise_row(setting, models, variance), *noise_rows.tensor_rows(setting, models, variance)]
         rows.append(noise_rows.excess_row(setting, models, 1))
         if rows[0].status != "fault":
@@ -314,8 +304,8 @@ class _Check:
             few, some = min(_SHORT, self.steps), int(np.ceil(noise_rows.ENOUGH / len(setting.columns)))
             several = self._noise_models(min(4 * FEW_SEEDS, max(FEW_SEEDS // 2, some)), few)
             rows.append(noise_rows.several_row(setting, models, several, few, self._left(ones)))
-            if last := self.plan.last:
-                before = [self.trainings.models(last, self.steps - n - 1) for n in range(self.plan.earlier)]
+            if last := self.last:
+                before = [self.trainings.models(last, self.steps - n - 1) for n in range(self.earlier)]
                 rows.append(noise_rows.last_row(setting, self.models[:last], *before))
         return rows
 
@@ -348,8 +338,8 @@ class _Check:
                 sums, hits = counts.draw(counts.draws)
                 most = np.quantile((sums - hits) / counts.share, 1.0 - setting.error)
             left = min(1.0, max(0.0, float(counts.totals.sum()) / max(float(most), 1e-300)))
-        models = self._noise_models(self.plan.plain, self.steps)
-        if self.plan.one_step:
+        models = self._noise_models(self.plain, self.steps)
+        if self.one_step:
             return [noise_rows.released_row(setting, models, left, noise_rows.RELEASED)]
         tensors = setting.tensors if len(setting.like.names) > 1 else ()
         rows = [noise_rows.released_row(setting, models, left, noise_rows.NOISE, i) for i in (None, *tensors)]
@@ -368,24 +358,6 @@ class _Check:
         others = [not_checked(each, unknown) for each in CLIPPING if each != NORM]
         counted = seen if seen.steps == 1 else whole
         return [row, *others, participation_rows.presence_row(self.setting, counted.taken, counted.steps)]
-
-    def _frozen_rows(self, seen: Effects) -> list[Row]:
-        """Return rows of tensors that are the same in all models: they are not trained, or have no noise."""
-        if not self.frozen or not seen.vectors:
-            return []
-        like, rows = self.trainings.like, []
-        effect = seen.of(
-            huge(spread(like, self.frozen, self.trainings.seed + 1), self.declared.run.clip_norm), "frozen"
-        )
-        for tensor in self.frozen:
-            row = Row(noise_rows.NOISE, like.names[tensor], 0.0, 1.0, 0.0, 0.0, "ok")
-            if effect is None or np.any(effect[like.slices[tensor]]):
-                rows.append(
-                    row.fault("a canary moves it, but noise does not: look whether noise is added to every tensor")
-                )
-            else:
-                rows.append(row.skipped("never changes, with a canary neither: it is not trained"))
-        return rows
 
     def _by_adam(self) -> list[Row]:
         """Return the rows of a training with Adam."""
@@ -406,4 +378,4 @@ class _Check:
             absent = cannot_tell(adam_rows.LARGE, 0.0, _ABSENT, _MORE)
             rows.append(adam_rows.large_row(self.setting, whole) if whole.vectors else absent)
         presence = participation_rows.presence_row(self.setting, whole.taken, self.steps)
-        return [*rows, *names, presence, *self._frozen_rows(whole)]
+        return [*rows, *names, presence, *self.frozen]

@@ -57,9 +57,9 @@ class Lower:
 
 
 def freedom_to_see(setting: Setting) -> int:
-    """Return the degrees of freedom that find a tensor without noise, if sampling adds half of the noise's variance."""
-    error = setting.error / len(setting.tensors) / 3.0  # a tensor has up to three tests
-    return first_integer(lambda n: Lower("", 1.5, n, error).smallest(setting.allowances.power, 1.0) > 0.0, 1, 10**6)
+    """Return the degrees of freedom that find a tensor without noise where sampling adds little."""
+    error, ratio = setting.error / len(setting.tensors) / 3.0, 1.0 + setting.allowances.sampling  # up to three tests
+    return first_integer(lambda n: Lower("", ratio, n, error).smallest(setting.allowances.power, 1.0) > 0.0, 1, 10**6)
 
 
 def quiet_view(values: FloatArray) -> FloatArray | None:
