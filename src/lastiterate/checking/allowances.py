@@ -28,6 +28,7 @@ class Allowances:
         unseen: probability that the planned one-step pairs never show the canary.
         equal: distance between models that counts as none, in units of the noise between two models: sums that are
             not always taken in one order differ by roundings.
+        short: number of steps up to which more trainings of the declared length are made than the given models.
         most_seeds: largest number of one-step pairs that are trained to find the canary in a batch.
     """
 
@@ -45,6 +46,7 @@ class Allowances:
     whole: float = 0.1
     unseen: float = 0.003
     equal: float = 1e-4
+    short: int = 10
     most_seeds: int = 1024
 
     def __post_init__(self) -> None:

@@ -137,6 +137,11 @@ class _Check:
         direction = spread(self.trainings.like, tensors, self.trainings.seed) if with_gradients else np.zeros(0)
         self.setting = replace(setting, tensors=tuple(tensors), direction=direction)
 
+    @property
+    def _tensors(self) -> tuple[int, ...]:
+        """Tensors that have a row of their own."""
+        return self.setting.tensors if len(self.trainings.like.names) > 1 else ()
+
     def _models_for(self, pairs: int) -> int:
         """Return the number of models that a number of pairs takes."""
         shapes = self.shapes if self.with_gradients and not self.has_steps else 0
@@ -189,17 +194,17 @@ class _Check:
         if not self.has_steps:
             self.short_pairs = self.singles = self.plain
             return
-        # Half of the models test the quarter of parameters that vary least, so that an eighth of the numbers count.
-        size, least = len(setting.columns), min(where.stop - where.start for where in sizes)
-        needed = [FEW_SEEDS, self.plain, 8 * noise_rows.ENOUGH / size + 2]
+        # Half of the models test the law in the quarter of parameters that vary least.
+        quarter, least = max(len(setting.columns) // 4, 1), min(where.stop - where.start for where in sizes)
+        needed = [FEW_SEEDS, self.plain, 2 * (noise_rows.ENOUGH / quarter + 2)]
         needed.append(noise_rows.freedom_to_see(setting) / least + 1)
         self.singles = int(min(np.ceil(max(needed)), most, self.trainings.most_kept))
         wanted = [float(FEW_SEEDS)]
         if 0.0 < rate < 1.0:
             wanted.append(min(most, np.log(allowed.unseen) / np.log1p(-rate)))
-            weights, known = self.declared.weights, self.steps > 1
-            trials = self.pairs * float(weights.sum() ** 2 / np.sum(weights**2)) if known else 0.0
-            counted = participation_rows.trials_for_rate(setting, rate) - trials
+            weights, counted = self.declared.weights, participation_rows.trials_for_rate(setting, rate)
+            if self.steps > 1 and allowed.rate * rate <= 1.0:  # else curvature may hide too few batches of long runs
+                counted -= int(self.pairs * float(weights.sum() ** 2 / np.sum(weights**2)))
             # Numbers that would not be enough are not trained.
             wanted += [n for n in (counted, participation_rows.seeds_for_copies(setting, rate)) if n <= most]
         self.short_pairs = int(np.ceil(max(wanted)))
@@ -285,7 +290,7 @@ class _Check:
         seeds = max(FEW_SEEDS, participation_rows.epoch_seeds(setting))
         if seeds > MOST_MODELS:
             return not_checked(participation_rows.SPREAD, "an example is in a batch of nearly every epoch")
-        if length == self.steps > _SHORT and seeds > self.pairs:
+        if length == self.steps > setting.allowances.short and seeds > self.pairs:
             why = "too few models of one epoch to tell shuffled batches"
             return cannot_tell(participation_rows.SPREAD, None, why, f"{self._models_for(seeds)} models")
         found = effects_over_seeds(setting, seeds, length)
@@ -295,7 +300,7 @@ class _Check:
         """Return the rows of the noise of one step, and of its growth in three."""
         setting, variance = self.setting, self.declared.prefix(1).variance
         models = self._noise_models(max(self.singles, min(self.short_pairs, self.trainings.most_kept)), 1)
-        rows = [noise_rows.noise_row(setting, models, variance), *noise_rows.tensor_rows(setting, models, variance)]
+        rows = [noise_rows.noise_row(setting, models, variance, i) for i in (None, *self._tensors)]
         rows.append(noise_rows.excess_row(setting, models, 1))
         if rows[0].status != "fault":
             tests = [noise_rows.without_row, noise_rows.law_row, noise_rows.distinct_row, noise_rows.again_row]
@@ -341,8 +346,7 @@ class _Check:
         models = self._noise_models(self.plain, self.steps)
         if self.one_step:
             return [noise_rows.released_row(setting, models, left, noise_rows.RELEASED)]
-        tensors = setting.tensors if len(setting.like.names) > 1 else ()
-        rows = [noise_rows.released_row(setting, models, left, noise_rows.NOISE, i) for i in (None, *tensors)]
+        rows = [noise_rows.released_row(setting, models, left, noise_rows.NOISE, i) for i in (None, *self._tensors)]
         return [rows[0], noise_rows.excess_row(setting, models, self.steps), *rows[1:]]
 
     def _example_rows(self, seen: Effects, whole: Effects) -> list[Row]:

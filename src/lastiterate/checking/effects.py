@@ -47,26 +47,16 @@ def huge_canary(setting: Setting) -> FloatArray | None:
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """Effects of the huge canary, or of the trainer's own example, over seeds.
-
-    Attributes:
-        steps: number of steps of the trainings.
-        along: minus the displacement along the canary at each seed, in clipping norms.
-        size: norm of the displacement at each seed.
-        taken: True at seeds with the canary in a batch.
-        vectors: some seeds with the canary in a batch, and the displacements there.
-        rest: the largest part of a displacement that is not along the canary, after one step.
-        is_broken: True if parameters were not finite.
-    """
+    """Minus the displacements by the huge canary, or by the trainer's own example, one for each seed."""
 
     setting: Setting
     steps: int
-    along: FloatArray
-    size: FloatArray
-    taken: BoolArray
-    vectors: tuple[tuple[int, FloatArray], ...]
-    rest: float = 0.0
-    is_broken: bool = False
+    along: FloatArray  # the part along the canary, in clipping norms
+    size: FloatArray  # the norm
+    taken: BoolArray  # True if the canary was in a batch
+    vectors: tuple[tuple[int, FloatArray], ...]  # some seeds with the canary in a batch, and displacements
+    rest: float = 0.0  # the largest part that is not along the canary, after one step
+    is_broken: bool = False  # True if parameters were not finite
 
     @cached_property
     def best(self) -> tuple[int, FloatArray]:

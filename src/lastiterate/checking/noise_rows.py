@@ -125,7 +125,7 @@ def noise_row(
     bound = (1.0 if least is None else least) * (1.0 - allowed.exact)
     worst = min(tests, key=lambda test: test.interval[1])
     if worst.interval[1] < bound:
-        return Row(name, title, worst.ratio, 1.0, *worst.interval, "fault", too_little(worst.ratio, setting))
+        return Row(name, title, worst.ratio, 1.0, *worst.interval, "fault", _too_little(worst.ratio, setting))
     best = max(tests, key=lambda test: test.smallest(allowed.power, bound))
     share = best.smallest(allowed.power, bound)
     words = f"noise x {np.floor(100 * share) / 100:.2g}" if share > 0.01 else "no noise" if share else ""
@@ -147,15 +147,7 @@ def noise_row(
     return row.undecided(why, "smaller batches")
 
 
-def tensor_rows(setting: Setting, models: FloatArray, variance: float) -> list[Row]:
-    """Return a row for each tensor, if there are several."""
-    if len(setting.like.names) < 2:
-        return []
-    return [noise_row(setting, models, variance, tensor) for tensor in setting.tensors]
-
-
-def too_little(ratio: float, setting: Setting) -> str:
-    """Return the advice for too little noise."""
+def _too_little(ratio: float, setting: Setting) -> str:
     if ratio < 1e-6:
         return "no noise, or the same in all models: look where noise is added, and how its generator is seeded"
     return f"too little: {diagnosis(ratio, setting)}"

@@ -27,23 +27,14 @@ _ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfl
 
 @dataclass(frozen=True, eq=False)
 class Parameters:
-    """Parameters as one vector, with the place of each tensor.
-
-    Attributes:
-        vector: all numbers, one tensor after the other.
-        names: names of the tensors.
-        shapes: shapes of the tensors.
-        precision: the coarsest relative rounding of the tensors' number types.
-        tree: the result of the trainer.
-        trained: the trainer's own record; None: it keeps none.
-    """
+    """Parameters as one vector, with names and shapes of the tensors."""
 
     vector: FloatArray
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    precision: float
-    tree: ForeignTree
-    trained: Trained | None = None
+    precision: float  # the coarsest relative rounding of the tensors' number types
+    tree: ForeignTree  # the result of the trainer
+    trained: Trained | None = None  # the trainer's own record
 
     @cached_property
     def slices(self) -> list[slice]:

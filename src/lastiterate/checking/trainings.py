@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from inspect import Parameter, signature
+from inspect import signature
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from lastiterate.common.validation import function
 RECORD = "the trainer's own record"
 FEW_SEEDS = 16  # one-step models at least: 15 degrees of freedom for each parameter
 _MOST_KEPT = 2 * 10**7  # numbers of models that are kept in memory
+_WITHOUT = "without a canary"
 _TAKEN = "a function train(seed, canary) or train(seed, canary, steps) that returns parameters"
 
 
@@ -33,8 +34,7 @@ def takes_steps(train: ForeignTree) -> bool:
         how = signature(train)
     except (TypeError, ValueError):
         return False
-    named = how.parameters.get("steps")
-    if named is not None and named.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+    if "steps" in how.parameters:
         return True
     try:
         how.bind(0, False)
@@ -53,29 +53,17 @@ def seed_of(seed: int, number: int) -> int:
 
 @dataclass
 class Trainings:
-    """Trains each seed, canary and number of steps once, and remembers models without a canary.
-
-    Attributes:
-        declared: the declared run, for trainers that return a record.
-        train: the user's trainer.
-        with_steps: True if the trainer takes the number of steps.
-        seed: seed of the trainer's seeds.
-        told: is called after each training of the declared length.
-        first: parameters of the first training, whose form all others have.
-        counts: number of trainings of each length.
-        record: comparison of the trainer's own record with the run; None: the trainer keeps none.
-        reference: canary of the world that effects are compared with; None: the world without a canary.
-    """
+    """Trains models with the user's trainer, and remembers models without a canary."""
 
     declared: Declared
     train: Callable[..., ForeignTree]
-    with_steps: bool
-    seed: int
-    told: Callable[[], None]
-    first: Parameters | None = None
-    counts: Counter[int] = field(default_factory=Counter)
-    record: Row | None = None
-    reference: FloatArray | None = None
+    with_steps: bool  # True if the trainer takes the number of steps
+    seed: int  # from which all seeds of the trainer follow
+    told: Callable[[], None]  # is called after each training of the declared length
+    first: Parameters | None = None  # the form of all parameters
+    counts: Counter[int] = field(default_factory=Counter)  # trainings of each length
+    record: Row | None = None  # the trainer's own record beside the run
+    reference: FloatArray | None = None  # canary of the world that effects are compared with; None: no canary
     _kept: dict[tuple[int, int, bool], FloatArray] = field(default_factory=dict)
 
     @property
@@ -95,13 +83,7 @@ class Trainings:
 
     def again(self, number: int, steps: int) -> FloatArray:
         """Train a model without a canary anew."""
-        what = "without a canary"
-        found = self._train(number, False, steps, what)
-        try:
-            require_finite(found)
-        except ValueError as error:
-            raise TrainerFailed(error, self._called(number, steps, what)) from error
-        return found.vector
+        return self._train(number, False, steps, _WITHOUT).vector
 
     def models(self, count: int, steps: int) -> FloatArray:
         """Return models without a canary, one a row."""
@@ -127,13 +109,10 @@ class Trainings:
         return 4.0 * self.like.precision * largest * float(np.sqrt(max(steps, 1)))
 
     def _once(self, number: int, steps: int, canary: FloatArray | None) -> FloatArray:
-        key = number, steps, canary is None
+        key, given = (number, steps, canary is None), False if canary is None else in_form(canary, self.like)
         if key in self._kept:
             return self._kept[key]
-        if canary is None:
-            found = self.again(number, steps)
-        else:
-            found = self._train(number, in_form(canary, self.like), steps, "with a tiny canary").vector
+        found = self._train(number, given, steps, "with a tiny canary" if canary is not None else _WITHOUT).vector
         if number < self.most_kept:
             self._kept[key] = found
         return found
@@ -145,6 +124,8 @@ class Trainings:
             found = flatten(result)
             self.first = self.first or found
             require_same_form(found, self.first)
+            if canary is False:
+                require_finite(found)
         except ValueError as error:
             raise TrainerFailed(error, self._called(number, steps, what)) from error
         self.counts[steps] += 1
@@ -171,27 +152,18 @@ class Trainings:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Values that all rows of a check use.
-
-    Attributes:
-        declared: the declared run.
-        trainings: the user's trainer, and what it trained.
-        error: share of the error that one row has.
-        allowances: stated faults and tolerated deviations.
-        batch_size: expected number of examples in a batch; None: unknown.
-        tensors: tensors that differ between models.
-        direction: direction of the canary, of norm 1; empty if the trainer puts in an example of its own.
-        seeded: True if initial values follow the seed, and gradients with them.
-    """
+    """Values that all rows of a check use."""
 
     declared: Declared
     trainings: Trainings
-    error: float
+    error: float  # share of the error that one row has
     allowances: Allowances
-    batch_size: float | None
-    tensors: tuple[int, ...]
-    direction: FloatArray = field(default_factory=lambda: np.zeros(0))
-    seeded: bool = False
+    batch_size: float | None  # expected number of examples in a batch
+    tensors: tuple[int, ...]  # tensors that are trained
+    direction: FloatArray = field(
+        default_factory=lambda: np.zeros(0)
+    )  # of the canary; empty: the trainer's own example
+    seeded: bool = False  # True if initial values follow the seed, and gradients with them
 
     @property
     def like(self) -> Parameters:
