@@ -29,7 +29,8 @@ class Allowances:
         equal: distance between models that counts as none, in units of the noise between two models: sums that are
             not always taken in one order differ by roundings.
         short: number of steps up to which more trainings of the declared length are made than the given models.
-        most_seeds: largest number of one-step pairs that are trained to find the canary in a batch.
+        most_seeds: largest number of one-step pairs that are trained to count the canary's batches.
+        most_copies: largest number of one-step pairs that are trained to find several copies in a batch.
     """
 
     power: float = 0.8
@@ -48,6 +49,7 @@ class Allowances:
     equal: float = 1e-4
     short: int = 10
     most_seeds: int = 1024
+    most_copies: int = 256
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -205,8 +205,9 @@ class _Check:
             weights, counted = self.declared.weights, participation_rows.trials_for_rate(setting, rate)
             if self.steps > 1 and allowed.rate * rate <= 1.0:  # else curvature may hide too few batches of long runs
                 counted -= int(self.pairs * float(weights.sum() ** 2 / np.sum(weights**2)))
+            copies = participation_rows.seeds_for_copies(setting, rate)
             # Numbers that would not be enough are not trained.
-            wanted += [n for n in (counted, participation_rows.seeds_for_copies(setting, rate)) if n <= most]
+            wanted += [n for n, top in ((counted, most), (copies, allowed.most_copies)) if n <= top]
         self.short_pairs = int(np.ceil(max(wanted)))
 
     def _noise_models(self, count: int, steps: int) -> FloatArray:
