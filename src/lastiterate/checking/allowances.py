@@ -47,7 +47,7 @@ class Allowances:
     whole: float = 0.1
     unseen: float = 0.003
     equal: float = 1e-4
-    short: int = 10
+    short: int = 5
     most_seeds: int = 1024
     most_copies: int = 256
 

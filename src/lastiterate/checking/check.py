@@ -285,9 +285,9 @@ class _Check:
     def _spread_row(self, counts: Counts) -> Row:
         """Return whether batches are independent or hold each example once an epoch, in one epoch if that is short."""
         setting, length, declared = self.setting, self.declared.epoch, self.declared
-        apart = declared.is_certain or declared.run.min_separation > 1 or length > self.steps
-        if apart or not self.has_steps:
-            return participation_rows.spread_row(counts)
+        row, apart = participation_rows.spread_row(counts), declared.is_certain or declared.run.min_separation > 1
+        if not self.has_steps or apart or length > self.steps or (length == self.steps and row.status != "not checked"):
+            return row
         seeds = max(FEW_SEEDS, participation_rows.epoch_seeds(setting))
         if seeds > MOST_MODELS:
             return not_checked(participation_rows.SPREAD, "an example is in a batch of nearly every epoch")
@@ -295,7 +295,13 @@ class _Check:
             why = "too few models of one epoch to tell shuffled batches"
             return cannot_tell(participation_rows.SPREAD, None, why, f"{self._models_for(seeds)} models")
         found = effects_over_seeds(setting, seeds, length)
-        return not_finite_row() if found.is_broken else participation_rows.epoch_row(setting, found.taken, length)
+        if found.is_broken:
+            return not_finite_row()
+        # Curvature takes any share of an effect, but hardly more than the rest of the stated one.
+        effect = setting.allowances.curvature * float(np.abs(declared.prefix(length).weights).min())
+        if effect * declared.run.clip_norm <= setting.allowances.rounding * setting.trainings.floor(length):
+            return not_checked(participation_rows.SPREAD, "rounding hides the canary")
+        return participation_rows.epoch_row(setting, found.taken, length)
 
     def _one_step_noise(self, ones: Effects) -> list[Row]:
         """Return the rows of the noise of one step, and of its growth in three."""

@@ -203,10 +203,10 @@ def _presence_row(
 
 
 def spread_row(counts: Counts) -> Row:
-    """Return the range of the numbers of batches over seeds: 0 or 1 if each example is used once in an epoch.
+    """Return the range of the numbers of batches over seeds: 0 after whole epochs, if each has each example once.
 
-    Independent batches have a range of at most 1 with a probability of at most the sum, over neighbouring numbers, of
-    the chance that all seeds have one of the two.
+    After part of an epoch it is at most 1. Independent batches have such a range with a probability of at most the sum,
+    over numbers of batches, of the chance that all seeds have the number, or the one before.
     """
     setting, declared, seeds = counts.setting, counts.declared, len(counts.totals)
     if declared.run.batches_per_epoch is not None or declared.is_certain or declared.run.min_separation > 1:
@@ -214,10 +214,11 @@ def spread_row(counts: Counts) -> Row:
     if counts.steps < declared.epoch or not counts.is_whole or np.ptp(declared.rates):
         return not_checked(SPREAD, "trainings of one epoch would show it: let the trainer take the number of steps")
     chances = binom.pmf(np.arange(counts.steps + 1), counts.steps, declared.rates[0])
-    if float(np.sum((chances + np.append(0.0, chances[:-1])) ** seeds)) > setting.error:
+    most = 0.0 if counts.steps % declared.epoch == 0 else 1.0
+    if float(np.sum((chances + most * np.append(0.0, chances[:-1])) ** seeds)) > setting.error:
         return not_checked(SPREAD, "too few models to tell shuffled batches")
     found = float(np.ptp(counts.values))
-    return judged(SPREAD, (found, None, found, found), found <= 1.0, _once(declared), "shuffled batches")
+    return judged(SPREAD, (found, None, found, found), found <= most, _once(declared), "shuffled batches")
 
 
 def _once(declared: Declared) -> str:

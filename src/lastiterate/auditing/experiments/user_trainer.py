@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 IMPLAUSIBLE = 1e-6  # smallest accepted probability of the batch sizes under the declared run
+_BINOMIAL = ("poisson", "balls-in-bins")  # samplings whose batch sizes are binomial
 _LARGE_ENOUGH = 5.0  # smallest mean batch size for the chi-square test of the batch sizes
 
 
@@ -80,8 +81,8 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), sizes.shape)
     if examples is not None:
         _check_total(sizes, rates, run, examples)
-    if run.sampling == "poisson":
-        _check_spread(sizes, rates)
+    if run.sampling in _BINOMIAL:
+        _check_spread(sizes, rates, run.sampling)
     elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
         # With shuffled data the last batch of an epoch may be smaller.
         got = f"{sizes.min():g} to {sizes.max():g} examples"
@@ -93,8 +94,9 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
 def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
     total, expected = float(sizes.sum()), examples * float(rates.sum())
     rate = float(rates.mean())
-    if run.sampling == "poisson" and rate < 1.0:
-        # If sample rates vary, the sum has less spread than this binomial (Hoeffding 1956), so the test stays valid.
+    if run.sampling in _BINOMIAL and rate < 1.0:
+        # If sample rates vary, or with balls in bins, the sum has less spread than this binomial (Hoeffding 1956), so
+        # the test stays valid.
         trials = examples * sizes.size
         at_least = bdtrc(total - 1.0, trials, rate) if total else 1.0
         plausible = 2.0 * min(bdtr(total, trials, rate), at_least) >= IMPLAUSIBLE
@@ -108,21 +110,23 @@ def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int
         )
 
 
-def _check_spread(sizes: FloatArray, rates: FloatArray) -> None:
+def _check_spread(sizes: FloatArray, rates: FloatArray, sampling: str) -> None:
     mean = sizes.sum() * rates / rates.sum()
-    variance = mean * (1.0 - rates)
+    variance, freedom = mean * (1.0 - rates), sizes.size - 1.0
+    if sampling == "balls-in-bins":  # Pearson's statistic of each epoch
+        variance, freedom = mean, float(np.sum(1.0 - rates))
     if sizes.size < 2 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
         return
     # Chi-square test that allows for rounding: each size may be off by half an example.
     distance, rounding = np.sqrt(np.sum((sizes - mean) ** 2 / variance)), np.sqrt(np.sum(0.25 / variance))
     most, least = 0.5 * (distance + rounding) ** 2, 0.5 * max(distance - rounding, 0.0) ** 2
-    half = 0.5 * (sizes.size - 1.0)
+    half = 0.5 * freedom
     if 2.0 * min(gammainc(half, most), gammaincc(half, least)) < IMPLAUSIBLE:
         how = "less" if most < half else "more"
         got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
-            f"sampling 'poisson' at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
-            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
+            f"sampling {sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
+            f"standard deviation of {np.sqrt(np.mean(mean * (1.0 - rates))):.3g}, but the batches of the training vary {got}"
         )
 
 
