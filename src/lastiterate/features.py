@@ -17,7 +17,7 @@ import numpy as np
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import PerStep
 from lastiterate.mechanism import SAMPLINGS, Sampling
-from lastiterate.optimizer import is_adam, is_sgd
+from lastiterate.optimizer import Optimizer
 from lastiterate.run import DPSGD, require_run
 
 Found = tuple[str, str] | None  # texts of the allowed and the given value; None if the run does not have the feature
@@ -43,7 +43,7 @@ class Feature:
 def reveals_every_step(run: DPSGD) -> bool:
     """Return whether the iterates reveal every noisy gradient: all iterates are released, and no step has weight 0.
 
-    Momentum, decay and averaging do not change this, nor does Adam if its divisor is taken as known.
+    Momentum, decay and averaging do not change this. Adam does not change it either, if its divisor is taken as known.
     """
     if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
         return False
@@ -63,12 +63,8 @@ def _per_step(name: str, label: str, of: Callable[[DPSGD], PerStep | None]) -> F
     return Feature(name, label, found)
 
 
-def _memory(run: DPSGD) -> str:
-    """Return the reason why an iterate depends on more than the previous one. The string is empty if it does not."""
-    optimizer = run.optimizer
-    if optimizer is None or is_adam(optimizer):
-        return "" if optimizer is None else "Adam"
-    return "momentum" if optimizer.momentum else "averaging" if optimizer.averaging is not None else ""
+def _has_momentum(optimizer: Optimizer) -> bool:
+    return bool(optimizer.momentum) and not optimizer.is_adaptive
 
 
 def _checkpoints(run: DPSGD, found: Found) -> Found:
@@ -76,7 +72,7 @@ def _checkpoints(run: DPSGD, found: Found) -> Found:
 
 
 def _checkpoints_of_memory(run: DPSGD) -> Found:
-    what = _memory(run)
+    what = run.optimizer.memory_words if run.optimizer else ""
     return _checkpoints(run, (f"None, or all {run.steps} steps, with {what}", str(run.release_count))) if what else None
 
 
@@ -117,7 +113,7 @@ NO_OPTIMIZER = Feature(
 MOMENTUM = Feature(
     "momentum",
     "momentum",
-    lambda run: ("0", repr(run.optimizer.momentum)) if is_sgd(run.optimizer) and run.optimizer.momentum else None,
+    lambda run: ("0", repr(run.optimizer.momentum)) if run.optimizer and _has_momentum(run.optimizer) else None,
 )
 WEIGHT_DECAY = Feature(
     "weight_decay",
@@ -129,7 +125,7 @@ AVERAGING = Feature(
     "averaging of iterates",
     lambda run: ("None", repr(run.optimizer.averaging)) if run.optimizer and run.optimizer.averaging else None,
 )
-ADAM = Feature("optimizer", "Adam", lambda run: ("a lastiterate.SGD", "Adam") if is_adam(run.optimizer) else None)
+ADAM = Feature("optimizer", "Adam", lambda run: ("a lastiterate.SGD", "Adam") if run.is_adaptive else None)
 RELEASES = Feature(
     "releases",
     "several releases",
@@ -168,7 +164,7 @@ GROUPS_IN_SHUFFLED_BATCHES = Feature(
 REPLACEMENT = Feature(
     "neighbours",
     "neighbours: replace",
-    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.neighbours == "replace" else None,
+    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.is_mirrored else None,
 )
 CORRELATED_NOISE = Feature(
     "noise_filter",
@@ -191,7 +187,7 @@ CORRELATED_ADAM = Feature(
     "Adam, correlated noise",
     lambda run: (
         ("None with Adam", f"{len(run.noise_filter)} coefficients")
-        if run.noise_filter is not None and is_adam(run.optimizer)
+        if run.noise_filter is not None and run.is_adaptive
         else None
     ),
     "the effect of correlated noise on Adam's second moment is not known; lastiterate.composition still holds",
@@ -222,12 +218,13 @@ IN_BINS = frozenset({NOISE_IN_BINS, GROUPS_IN_BINS, REPLACEMENT_IN_BINS})
 SCHEDULES = frozenset({SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS})
 OPTIMIZERS = frozenset({NO_OPTIMIZER, MOMENTUM, WEIGHT_DECAY, AVERAGING, ADAM})
 BASIC = frozenset({FIXED, SHUFFLED}) | SCHEDULES | OPTIMIZERS
-LINEAR = BASIC | {BALLS_IN_BINS, GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}  # supported by linear scores of one iterate
+LINEAR = (
+    BASIC | IN_BINS | {BALLS_IN_BINS, GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}
+)  # supported by linear scores of one iterate
 COMBINATIONS = frozenset(
     {
         *(CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS, CORRELATED_RELEASES, CORRELATED_ADAM),
         *(GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES),
-        *IN_BINS,
     }
 )
 TRAINED = (BASIC | {RELEASES, GROUPS, REPLACEMENT, CORRELATED_NOISE} | COMBINATIONS) - {NO_OPTIMIZER}

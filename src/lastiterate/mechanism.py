@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -75,9 +76,7 @@ class Mechanism:
     batches_per_epoch: int | None
 
     def __post_init__(self) -> None:
-        def fix(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
+        fix = partial(object.__setattr__, self)
         fix("steps", integer("steps", self.steps))
         fix("sample_rate", per_step("sample_rate", self.sample_rate, self.steps, 0.0, 1.0))
         fix("noise_multiplier", noise_multipliers(self.noise_multiplier, self.steps))

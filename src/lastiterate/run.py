@@ -20,17 +20,15 @@ from lastiterate.common.system import late
 from lastiterate.common.types import IntArray
 from lastiterate.common.validation import (
     MAX_STEPS,
+    ByFields,
     PerStep,
     PerStepGiven,
-    call_of,
     cut,
     instance,
     integer,
-    key,
     number,
     one_of,
     per_step,
-    same,
     shape,
     told,
 )
@@ -69,8 +67,8 @@ class Question:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class DPSGD:
+@dataclass(frozen=True, eq=False, repr=False)
+class DPSGD(ByFields):
     """A DP-SGD run, immutable and validated. Per-step quantities are one number or an array of ``steps`` numbers.
 
     Args:
@@ -90,16 +88,17 @@ class DPSGD:
             by itself.
         neighbours: the neighbouring relation: ``"add-remove"`` (an example is added or removed), ``"zero-out"`` (an
             example gets a gradient of zero) or ``"replace"`` (an example is replaced by another). The default is
-            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for ``"fixed"`` or ``"shuffled"``,
-            where adding or removing an example also moves other examples between batches.
+            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for ``"fixed"`` or
+            ``"shuffled"``, where adding or removing an example also moves other examples between batches.
         noise_filter: coefficients (c_0, c_1, ...) of correlated noise, as in DP-FTRL. The noise of step t is the sum of
             c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and z_s = 0 before the first step.
             These are the coefficients of jax-privacy's noising matrix C^-1. None means independent noise.
         min_separation: with a noise filter, the minimum number of steps between two batches with the same example. With
             Poisson sampling and ``min_separation`` > 1, examples are split into ``min_separation`` groups that take
             turns.
-        batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 / ``sample_rate``, if
-            this is a whole number. If the last batch of an epoch is smaller, give 1 / ``sample_rate``, rounded up.
+        batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 /
+            ``sample_rate``, if this is a whole number. If the last shuffled batch of an epoch is smaller, give 1 /
+            ``sample_rate``, rounded up.
     """
 
     steps: int
@@ -140,16 +139,14 @@ class DPSGD:
     def __post_init__(self) -> None:
         mechanism = Mechanism(**parts_of(self, Mechanism))
         question = Question.about(mechanism, **parts_of(self, Question))
-        held = {"mechanism": mechanism, "question": question}
-        for name, value in {**vars(mechanism), **vars(question), **held}.items():
-            object.__setattr__(self, name, value)
+        self._fix(**vars(mechanism), **vars(question), mechanism=mechanism, question=question)
         if self.optimizer is not None:
             if self.weights is not None:
                 raise ValueError("optimizer and weights were both given: give one, as an optimizer has its own weights")
             require_optimizer(self.optimizer)
             per_step("learning_rate", self.optimizer.learning_rate, self.steps)
         if self.weights is not None:
-            object.__setattr__(self, "weights", per_step("weights", self.weights, self.steps))
+            self._fix(weights=per_step("weights", self.weights, self.steps))
             if not np.any(self.weights):
                 raise BadArgument("weights", "must not all be zero: such a run releases nothing")
 
@@ -185,21 +182,10 @@ class DPSGD:
         whole = last_batch is not None or SAMPLINGS[sampling].whole_batches
         steps = passes * batches if whole else passes * int(dataset_size) / float(batch_size)
         number("epochs * dataset_size / batch_size", steps, 0.0, float(MAX_STEPS))
-        return cls(
-            max(1, round(steps)),
-            share,
-            noise_multiplier,
-            sampling,
-            clip_norm,
-            optimizer,
-            weights,
-            releases,
-            group_size,
-            neighbours,
-            noise_filter,
-            min_separation,
-            round(batches) if SAMPLINGS[sampling].once_per_epoch else None,
-        )
+        once = SAMPLINGS[sampling].once_per_epoch
+        count, per_epoch = max(1, round(steps)), round(batches) if once else None
+        method = sampling, clip_norm, optimizer, weights, releases, group_size, neighbours, noise_filter, min_separation
+        return cls(count, share, noise_multiplier, *method, per_epoch)
 
     @classmethod
     def from_opacus(
@@ -218,8 +204,8 @@ class DPSGD:
                 Its hyperparameters and clipping norm must not have changed during training. They are converted to those
                 for the sum of gradients. If sample rates differ, the run has ``weights`` instead of an SGD. A
                 ``lastiterate.SGD`` or ``Adam`` is used unchanged. None means that all steps have equal weight.
-            loader: the loader that ``make_private`` returned. It shows how batches are drawn. Samplers that neither use
-                Poisson sampling nor shuffle all of the data are refused. A shuffling loader must have been read to its
+            loader: the loader that ``make_private`` returned. It shows how batches are drawn. Only Poisson sampling and
+            shuffling of all data are accepted. A shuffling loader must have been read to its
                 end in every epoch.
             scheduler: the ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate. It must have been
                 stepped once after each update or once after each epoch. A copy of the scheduler is run again to get the
@@ -229,8 +215,7 @@ class DPSGD:
             sampling: how batches are drawn, if no loader is given.
         """
         read = late("integrations.opacus_run:run_from_opacus")
-        run: DPSGD = read(privacy_engine, optimizer, loader, scheduler, sampling)
-        return run
+        return require_run(read(privacy_engine, optimizer, loader, scheduler, sampling))
 
     @classmethod
     def from_jax_privacy(
@@ -244,16 +229,15 @@ class DPSGD:
 
         Args:
             config: a ``BandMFExecutionPlanConfig``, whose noise is correlated if it has several bands, or the
-                ``DpParams`` of an accountant. Sampling that is neither Poisson nor of fixed batch size (such as
-                truncated batches) is refused, and so is noise whose filter changes from step to step.
+                ``DpParams`` of an accountant. Only Poisson sampling and batches of fixed size are accepted, not
+                truncated batches. The noise filter must be the same at every step.
             optimizer: the map from gradients to parameters, which no configuration contains. Its learning rate is for
                 the sum of gradients clipped to ``clip_norm``. None means that all steps have equal weight.
             steps: number of updates, for ``DpParams``, which does not contain it.
             noise_filter: the coefficients of the noising matrix, for ``DpParams`` with a ``cycle_length``.
         """
         read = late("integrations.jax_privacy_run:run_from_jax_privacy")
-        run: DPSGD = read(config, optimizer, steps, noise_filter)
-        return run
+        return require_run(read(config, optimizer, steps, noise_filter))
 
     @property
     def epochs(self) -> float:
@@ -269,6 +253,16 @@ class DPSGD:
     def prediction(self) -> str:
         """Kind of the prediction by the last-iterate analysis: "heuristic" or "approximation of a heuristic" (Adam)."""
         return HEURISTIC if self.optimizer is None else self.optimizer.prediction
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if the optimizer divides gradients by their second moment, as Adam does."""
+        return self.optimizer is not None and self.optimizer.is_adaptive
+
+    @property
+    def is_mirrored(self) -> bool:
+        """True if one example replaces another, so that the world without the canary has a canary of its own."""
+        return self.neighbours == "replace"
 
     def effective_weights(self) -> PerStep:
         """Return the weight of each step in the released model, or one number for equal weights."""
@@ -340,15 +334,9 @@ class DPSGD:
         earlier = self.released_steps()
         return tuple(int(step) for step in earlier[earlier < stop])
 
-    def __eq__(self, other: object) -> bool:
-        return same(self, other)
-
-    def __hash__(self) -> int:
-        return hash(key(self))
-
-    def __repr__(self) -> str:
+    def _usual(self) -> dict[str, object]:
         whole = whole_batches(self.sample_rate) if SAMPLINGS[self.sampling].once_per_epoch else None
-        return call_of(self, {"neighbours": SAMPLINGS[self.sampling].neighbours, "batches_per_epoch": whole})
+        return {"neighbours": SAMPLINGS[self.sampling].neighbours, "batches_per_epoch": whole}
 
 
 def _neighbours(value: object, sampling: Sampling) -> Neighbours:

@@ -21,7 +21,7 @@ def test_gradient_canaries_are_clipped_and_only_those_of_the_coins_are_in():
     linear = problems.linear(np.zeros((4, 3), np.float32))
     few = attack.trained_problem(silent, linear, {"indices": [0, 1, 2]}, np.array([True, False, True]))
     moved = -training.train(silent, few, models=1, progress=False).flat()[0]
-    expected = 0.5 * np.sum(np.broadcast_to(silent.effective_weights(), 60)) * np.array([1.0, 0.0, 1.0])
+    expected = 0.5 * np.sum(np.broadcast_to(silent.effective_weights(), RUN.steps)) * np.array([1.0, 0.0, 1.0])
     np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -35,18 +35,11 @@ def test_natural_gradients_are_those_of_the_problem():
 
 @pytest.mark.parametrize("kind", ["gradient", "mislabelled"])
 def test_one_run_finds_something_but_no_more_than_is_guaranteed(kind):
-    result = li.audit(RUN, PROBLEM, OneRun(kind, references=4), models=300, seed=1)
+    result = li.audit(RUN, PROBLEM, OneRun(kind, references=4), models=200, seed=1)
     assert set(result.empirical) == {*ONE_RUN_METHODS}
-    assert len(result.scores_in) + len(result.scores_out) == 300
+    assert len(result.scores_in) + len(result.scores_out) == 200
     assert result.signal > 0.1
     assert all(value <= result.composition for value in result.empirical.values())
     if kind == "gradient":
         assert result.signal == pytest.approx(result.ideal_signal, rel=0.25)
         assert result.empirical["one-run-fdp"] > 0.0
-
-
-def test_more_canaries_than_places_are_refused():
-    with pytest.raises(ValueError, match="models must be at most 650, one canary a parameter, got 651"):
-        li.audit(RUN, PROBLEM, OneRun(references=2), models=651)
-    with pytest.raises(ValueError, match="models must be below 1437, the number of examples, got 1437"):
-        li.audit(RUN, PROBLEM, OneRun("mislabelled", references=2), models=1437)

@@ -150,7 +150,16 @@ class Attack(Protocol):
 
 
 class BringsProblem:
-    """An attack that makes its own training problem. It receives None in place of the user's problem."""
+    """An attack that makes its own training problem. It receives None in place of the user's problem.
+
+    By default it makes no choices before training, and the distribution of its scores is not known.
+    """
+
+    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
+        return {}
+
+    def expected(self, facts: Facts) -> ExpectedScores:
+        return Unknown()
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ def flatten(result: ForeignTree) -> Parameters:
     if not arrays:
         raise ValueError(f"the trainer must return parameters ({_TAKEN}), got {told(tree)}")
     vector = np.concatenate([array.ravel() for array in arrays])
+    if not vector.size:
+        raise ValueError("the trainer must return at least one number, got empty parameters")
     return Parameters(vector, tuple(names), tuple(array.shape for array in arrays), max(rounding), tree, trained)
 
 

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from lastiterate.common.validation import PerStep, number
+from lastiterate.compare_analyses import ask, instead_of_shuffling
 from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.mechanism import Neighbours
 from lastiterate.privacy.analyses.composition import composition
@@ -77,9 +78,13 @@ class History:
         if sampling == "shuffled":
             words = "batches are shuffled, which composition does not cover (the prediction is for Poisson sampling)"
             try:
-                guaranteed = spell_up(question(no_amplification(self.run().replace(sampling="shuffled"))), 4)
+                run = self.run().replace(sampling="shuffled")
+                guaranteed = spell_up(question(no_amplification(run)), 4)
+                in_bins = instead_of_shuffling(run)
             except ValueError as refusal:
                 return f"{sentence}{words}; no_amplification has no value here ({refusal})"
+            if in_bins and (value := ask(in_bins, "composition", question).value) is not None:
+                words = f"{words[:-1]}; with balls in bins composition would guarantee {spell_up(value, 4)})"
             proved = f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
             return f"{sentence}{words}; {proved}"
         condition = "" if sampling == "poisson" else " if sampling is Poisson"

@@ -7,16 +7,16 @@ be given or read from the loader, because the guarantee for Poisson sampling is 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 
 from lastiterate.common.types import FloatArray, Foreign, IntArray
-from lastiterate.common.validation import PerStep, one_of
+from lastiterate.common.validation import PerStep, one_of, told
 from lastiterate.integrations.opacus import extra, history_from_opacus
 from lastiterate.mechanism import Sampling
-from lastiterate.optimizer import SGD, Adam, Optimizer, is_adam, is_optimizer, is_sgd, require_optimizer
+from lastiterate.optimizer import SGD, Adam, Optimizer, is_optimizer, require_optimizer
 from lastiterate.run import DPSGD
 
 # Schedulers: the learning rate of each step, found by replaying a copy of the PyTorch scheduler. A scheduler records
@@ -229,7 +229,7 @@ def _unknown(sampler: object) -> str:
 def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
     if drawn is not None:
         if given not in (None, drawn.sampling):
-            raise ValueError(f"sampling must be None or {drawn.sampling!r}, the sampling of loader, got {given!r}")
+            raise ValueError(f"sampling must be None or {drawn.sampling!r}, the sampling of loader, got {told(given)}")
         return drawn.sampling
     if given is None:
         raise ValueError(
@@ -284,7 +284,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
         return run
     rates = np.asarray(run.sample_rate)
     size = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1)
-    if rates.ndim and is_adam(described):
+    if rates.ndim and described.is_adaptive:
         raise ValueError(
             f"privacy_engine must have recorded one sample rate with Adam, got {rates.min():g} to {rates.max():g}: a "
             "change of the batch size changes Adam's second moment; pass optimizer=lastiterate.Adam(...)"
@@ -294,12 +294,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
     if drawn is not None:
         size *= round(float(rates) / drawn.share)
     # The converted optimizer takes sums of gradients; the described one takes sums divided by the batch size.
-    decay = described.weight_decay * (1.0 if is_adam(described) and described.decoupled else size)
-    if is_sgd(described):
-        return run.replace(
-            optimizer=replace(described, learning_rate=described.learning_rate / size, weight_decay=decay)
-        )
-    return run.replace(optimizer=replace(described, eps=described.eps * size, weight_decay=decay))
+    return run.replace(optimizer=described.for_sums(size))
 
 
 def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimizer:

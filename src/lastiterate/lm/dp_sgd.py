@@ -160,7 +160,7 @@ class _Weights:
         self._torch.param_groups[0]["lr"] = learning_rate
         for name, value in self.parameters.items():
             value.grad = gradient[name]
-            if self._optimizer.decoupled and not is_adam(self._optimizer):  # Adam decays weights itself
+            if self._optimizer.decoupled and not self._optimizer.is_adaptive:  # Adam decays weights itself
                 value.mul_(1.0 - learning_rate * self._optimizer.weight_decay)
         self._torch.step()
         for value in self.parameters.values():
@@ -187,7 +187,7 @@ def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.op
 
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
-    """Yield the slots in the batch of each step. An absent canary also has a slot, which is ignored."""
+    """Yield the slots in the batch of each step. An absent canary also has a slot. It is ignored."""
     rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
     if run.sampling == "poisson":
         for rate in rates:

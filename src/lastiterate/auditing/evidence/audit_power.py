@@ -35,8 +35,7 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.formatting import ADAM_CAVEAT, Table, describe, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.optimizer import is_adam
+from lastiterate.formatting import Table, describe, notes_on, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
@@ -303,8 +302,7 @@ def _notes(run: DPSGD, forecast: Forecast) -> tuple[str, ...]:
         "All numbers assume linear losses (a heuristic). With other losses an audit finds less or more. Bounds for "
         "any mechanism still hold then, but bounds of a family may be wrong."
     ]
-    if is_adam(run.optimizer):
-        notes.append(ADAM_CAVEAT)
+    notes += notes_on(run)
     if forecast.is_simulated:
         audits = forecast.audits()
         error = f"at most {50.0 / audits**0.5:.1f}%"  # of a probability of 50%

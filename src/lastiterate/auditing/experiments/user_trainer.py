@@ -1,4 +1,4 @@
-"""Experiments with a user's own trainer, which is a function ``(seed, canary) -> score | parameters``."""
+"""Experiments with a user's own trainer, a function ``(seed, canary) -> score | parameters``."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _KINDS = "epsilon with delta, mu, advantage, or tpr with fpr"
 
 @dataclass(frozen=True)
 class Target:
-    """What calibrated noise must reach: exactly one of epsilon with delta, mu, advantage, and tpr with fpr."""
+    """The target of a calibration: exactly one of epsilon with delta, mu, advantage, and tpr with fpr."""
 
     epsilon: float | None = None
     delta: float | None = None

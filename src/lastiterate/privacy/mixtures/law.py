@@ -111,7 +111,7 @@ class Law:
         return Law(noise, factor * self.constant, self.counts, self.rates, factor * self.weights, blocks)
 
     def flipped(self) -> Law:
-        """Return the law of -S, which is as easy to detect as S."""
+        """Return the law of -S. It is as easy to detect as S."""
         return self.scaled(-1.0, self.noise)
 
 

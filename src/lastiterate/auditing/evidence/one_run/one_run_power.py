@@ -19,7 +19,7 @@ from lastiterate.auditing.evidence.one_run.guesses import FEWEST, bound_by_count
 from lastiterate.auditing.evidence.score_signal import guarantee_of, score_below
 from lastiterate.common.search import first_integer
 from lastiterate.common.types import FloatArray
-from lastiterate.common.validation import integer, number
+from lastiterate.common.validation import integer, number, told
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
@@ -80,7 +80,7 @@ class OneRunPlan:
         return bound_by_counts(method, self.canaries, self.guesses, right, self.delta, error, self.run).epsilon
 
     def chance_to_refute(self, claim: DPSGD | float, method: str | None = None) -> float:
-        """Return the probability that the audit refutes a claim, which is a run with its noise, or an epsilon.
+        """Return the probability that the audit refutes a claim. The claim is a run with its noise, or an epsilon.
 
         If ``method`` is None, a run is tested by the curve of its guarantee, and an epsilon without assumptions.
         """
@@ -99,7 +99,7 @@ class OneRunPlan:
         else:
             epsilon = number("claim", claim, 0.0)
             if method not in (None, "one-run"):
-                raise ValueError(f"method must be 'one-run' if the claim is an epsilon, got {method!r}")
+                raise ValueError(f"method must be 'one-run' if the claim is an epsilon, got {told(method)}")
 
             def refuted(right: int) -> bool:
                 return p_value(self.canaries, self.guesses, right, epsilon, self.delta) < error
@@ -114,7 +114,9 @@ def allowed_by(run: DPSGD, method: str | None = None) -> LeastWrong:
     if method is not None:
         family = METHODS[method].family if method in METHODS else None
         if family is None:
-            raise ValueError(f"method must assume a family of the run, or be None for its guarantee, got {method!r}")
+            raise ValueError(
+                f"method must assume a family of the run, or be None for its guarantee, got {told(method)}"
+            )
         analysis = family.curve
     curve = analysis(run)
     return lines_of(curve, nodes_of(curve.analysis))
