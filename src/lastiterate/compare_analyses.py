@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lastiterate.common.types import Fields, Track
-    from lastiterate.privacy.analyses.calibrate import Target
-    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.privacy.curve import PrivacyCurve, Target
 
     Curves = Mapping[str, Callable[[DPSGD], PrivacyCurve]]
 

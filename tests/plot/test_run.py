@@ -11,6 +11,7 @@ import lastiterate as li
 from lastiterate.plot import run_charts as plot_run
 from lastiterate.plot.chart_file import save
 from lastiterate.plot.run_charts import plan_chart, run_chart
+from lastiterate.privacy.curve import Target
 from lastiterate.registry import ANALYSES
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
@@ -125,7 +126,7 @@ def test_the_picture_of_a_plan_has_every_batch_size_and_says_what_is_missing():
     ]
     rows = [{"analysis": "last_iterate", **row} for row in rows]
     rows[1]["composition_reason"] = "it takes long"
-    chart = plan_chart(rows, 1e-5, "100 epochs").to_dict()
+    chart = plan_chart(rows, Target(6.0, 1e-5), "100 epochs").to_dict()
     leak, noise = chart["hconcat"]
     shown = {(row["analysis"], row["batch_size"]): row["epsilon"] for row in leak["data"]["values"]}
     assert shown == {(NAMES[name], row["batch_size"]): row[name] for row in rows for name in NAMES if row[name]}

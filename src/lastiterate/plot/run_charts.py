@@ -27,8 +27,7 @@ from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power
     from lastiterate.compare_analyses import Curves
-    from lastiterate.privacy.analyses.calibrate import Target
-    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.privacy.curve import PrivacyCurve, Target
     from lastiterate.run import DPSGD
 
 # Points of each curve. Composition is slow for few steps, and the convex guarantee is always slow.
