@@ -1,7 +1,5 @@
 """Small files that want to become large, and a process that is given them and watched."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -76,7 +74,7 @@ class Member:
     checksum: int = 0
 
     @classmethod
-    def honest(cls, content: bytes) -> Member:
+    def honest(cls, content: bytes) -> "Member":
         return cls(deflated(b"\0", 0, content), len(content), zlib.crc32(content))
 
 

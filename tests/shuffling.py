@@ -1,7 +1,5 @@
 """Shuffled runs of any sample rate, whose last batch of an epoch may be smaller."""
 
-from __future__ import annotations
-
 import math
 
 from lastiterate import DPSGD

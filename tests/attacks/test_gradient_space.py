@@ -10,9 +10,9 @@ from lastiterate.attacks import GradientSpace
 from lastiterate.attacks.gradient_space import measure_drift
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import problems
-from lastiterate.training.problem import flatten
 
 RUN = li.DPSGD(30, 0.05, 1.2, clip_norm=0.5, optimizer=li.SGD(0.02, momentum=0.9, weight_decay=0.01))
+MODELS = 200  # a world
 PROBLEM = problems.mlp(data.digits(), hidden=8)
 
 
@@ -24,13 +24,6 @@ def references(run, problem, canary=None, *, models, present=False, purpose=0):
 @pytest.fixture(scope="module")
 def drift():
     return measure_drift(RUN, PROBLEM, references, models=12)
-
-
-def test_drift_is_what_noiseless_training_does(drift):
-    silent = RUN.replace(noise_multiplier=1e-6)
-    trained = flatten(references(silent, PROBLEM, models=12)) - drift.start
-    # With noise the natural gradients are taken elsewhere, so that the two differ, but not by much.
-    assert np.corrcoef(trained.mean(axis=0), drift.natural.mean(axis=0))[0, 1] > 0.9
 
 
 def test_drift_is_exact_for_linear_losses():
@@ -63,24 +56,19 @@ def test_layers_put_mass_on_every_tensor():
     assert np.linalg.norm(canary.gradient) == pytest.approx(10.0 * RUN.clip_norm)
 
 
-@pytest.mark.parametrize("direction", ["quiet", "layers", "dirac", "random"])
+@pytest.mark.parametrize("direction", ["quiet", "layers"])
 def test_scores_have_the_predicted_law(direction):
     attack = GradientSpace(direction, references=12)
     facts = attack.craft(RUN, PROBLEM, references)
     armed = attack.arm(RUN, PROBLEM, facts)
     inside, outside = (
-        armed.score(training.train(RUN, armed.problem, armed.canary, models=400, present=p, progress=False).parameters)
+        armed.score(
+            training.train(RUN, armed.problem, armed.canary, models=MODELS, present=p, progress=False).parameters
+        )
         for p in (True, False)
     )
     law, spread = law_of(RUN), facts["spread"]
-    error = 4 * spread / np.sqrt(400)
+    error = 4 * spread / np.sqrt(MODELS)
     assert outside.mean() == pytest.approx(0.0, abs=error + 0.1)
     assert outside.std() == pytest.approx(spread, abs=error)
     assert inside.mean() - outside.mean() == pytest.approx(law.mean / law.noise, abs=2 * error)
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="direction must be one of quiet, layers, dirac, random, got 'loud'"):
-        GradientSpace("loud")
-    with pytest.raises(ValueError, match="references must be an integer at least 2, got 1"):
-        GradientSpace(references=1)

@@ -1,7 +1,5 @@
 """Examples as canaries: the crafter's choices are what they are said to be, and scores are minus the loss."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -44,37 +42,3 @@ def test_canary_in_the_data_raises_its_score(crafted):
     assert inside.mean() > outside.mean() + 0.3
     assert outside.mean() == pytest.approx(0.0, abs=1.5)
     assert 0.5 < outside.std() < 2.0
-
-
-def test_mislabelled_example_leaves_the_data_and_has_another_label():
-    attack = InputSpace("mislabelled", pilots=4)
-    facts = attack.craft(RUN, PROBLEM, references)
-    armed = attack.arm(RUN, PROBLEM, facts)
-    images, labels = PROBLEM.examples
-    assert armed.problem.size == PROBLEM.size - 1
-    assert facts["label"] != labels[facts["index"]]
-    np.testing.assert_array_equal(armed.canary.example[0], images[facts["index"]])
-    np.testing.assert_array_equal(armed.problem.examples[1], np.delete(labels, facts["index"]))
-
-
-def test_clipbkd_image_is_where_no_natural_one_is():
-    armed = InputSpace("clipbkd").arm(RUN, PROBLEM, {"index": None, "label": 0, "centre": 0.0, "unit": 1.0})
-    image = armed.canary.example[0]
-    lengths = np.linalg.norm(PROBLEM.examples[0], axis=1)
-    assert np.linalg.norm(image) == pytest.approx(lengths.mean(), rel=1e-5)
-    assert np.max(np.abs(PROBLEM.examples[0] @ image)) < 1e-3 * np.linalg.norm(image) ** 2
-
-
-def test_blank_others_are_zero_and_keep_their_labels():
-    armed = InputSpace("blank", others="blank").arm(
-        RUN, PROBLEM, {"index": None, "label": 0, "centre": 0.0, "unit": 1.0}
-    )
-    assert not np.any(armed.problem.examples[0])
-    np.testing.assert_array_equal(armed.problem.examples[1], PROBLEM.examples[1])
-
-
-def test_problem_without_images_and_labels_is_refused():
-    bare = training.Problem(jnp.zeros(2), np.ones((3, 2), np.float32), loss=lambda p, x, moment: jnp.dot(p, x))
-    with pytest.raises(ValueError, match="problem must have a loss and pairs of images and labels"):
-        InputSpace().craft(RUN, bare, references)
-    assert jax.tree.leaves(bare.parameters)

@@ -1,17 +1,12 @@
 """Exact draws of what people, replaced examples and several releases show reach the analyses. About 8 seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from scipy.stats import binom, norm
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial
 from lastiterate.attacks.adversarial import sample_scores
-from lastiterate.auditing.evidence.family import family_of
 from lastiterate.auditing.evidence.score_signal import expected_signal, false_alarms, score_below, signal_of
-from lastiterate.auditing.evidence.threshold import predicted_threshold
 from lastiterate.auditing.load_evidence import read
 
 RUN = li.DPSGD(100, 0.05, 1.0)
@@ -44,21 +39,6 @@ def test_drawn_scores_have_the_errors_of_the_heuristic(name):
             assert max(shown, other) == pytest.approx(curve.delta(epsilon), abs=0.015)
 
 
-def test_ratio_of_two_blocks_is_that_of_sums_over_the_binomials():
-    run = li.DPSGD(5, 0.3, 0.8, releases=[2])
-    generator = np.random.default_rng(0)
-    scores = sample_scores(run, np.array([True, False, True]), generator)
-    repeated, total = np.random.default_rng(0), np.zeros(3)
-    for steps in (2, 3):
-        noise = 0.8 * np.sqrt(steps)
-        seen = noise * repeated.standard_normal(3)
-        seen[[0, 2]] += repeated.binomial(steps, 0.3, 2)
-        counts = np.arange(steps + 1)
-        mixture = norm.pdf(seen[:, None], counts, noise) @ binom.pmf(counts, steps, 0.3)
-        total += np.log(mixture / norm.pdf(seen, scale=noise))
-    np.testing.assert_allclose(scores, total, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["group", "replace", "replaced group"])
 def test_law_of_linear_scores_is_that_of_the_draws(name):
     run = RUNS[name]
@@ -68,19 +48,6 @@ def test_law_of_linear_scores_is_that_of_the_draws(name):
     np.testing.assert_allclose(score_below(run, at), [np.mean(inside < x) for x in at], atol=0.01)
     np.testing.assert_allclose(false_alarms(run, at), [np.mean(outside > x) for x in at], atol=0.01)
     assert expected_signal(run) == pytest.approx(signal_of(inside, outside), abs=0.03)
-
-
-def test_mirrored_worlds_have_a_threshold_on_one_side_and_not_in_the_middle():
-    assert predicted_threshold(RUNS["replace"], 20_000, 20_000) > 1.0
-
-
-@pytest.mark.parametrize("method", ["last-iterate", "composition"])
-def test_without_noise_a_family_is_where_its_curve_tends_to(method):
-    for fields in ({"group_size": 2}, {"neighbours": "replace"}, {"releases": 2}):
-        family = family_of(method, li.DPSGD(4, 0.2, 1.0, **fields))
-        rates = np.array([0.01, 0.1])
-        factor = 0.15 if "releases" in fields else 0.1
-        np.testing.assert_allclose(family.curve(factor).fnr(rates), family.least_fnr(rates), atol=0.01)
 
 
 @pytest.mark.parametrize("name", ["group", "replace", "releases"])
@@ -101,12 +68,3 @@ def test_half_of_the_noise_is_refuted_for_people():
     scores = sample_scores(trained, np.arange(4000) % 2 == 0, np.random.default_rng(0))
     found = li.estimate(scores[::2], scores[1::2], method="last-iterate", run=claimed)
     assert found.noise_multiplier < 1.0
-
-
-def test_what_an_estimate_cannot_know_is_refused():
-    with pytest.raises(ValueError, match="'a-priori': the distribution of the scores is unknown"):
-        li.estimate([1.0], [0.0], threshold="a-priori", run=RUNS["releases"])
-    with pytest.raises(ValueError, match="group_size must be 1 for method 'one-run-last-iterate'"):
-        li.estimate([1.0], [0.0], method="one-run-last-iterate", run=RUNS["group"])
-    with pytest.raises(ValueError, match="releases must be None, or all 4 steps, with momentum"):
-        li.audit(li.DPSGD(4, 0.5, 1.0, optimizer=li.SGD(0.1, momentum=0.9), releases=2), None, Adversarial(), models=2)

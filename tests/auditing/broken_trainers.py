@@ -4,8 +4,6 @@ A network on handwritten digits. The canary is one more example, whose gradient 
 clipping norm, and of the same length in each of the four tensors: bugs in clipping show with nothing less.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which audits know checkpoints, people and replaced examples: the table of docs/audit.md. Nothing is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +37,8 @@ def begun(problem, run, attack):
 
 
 def texts(run, attack):
-    lm = pytest.importorskip("lastiterate.lm")
+    import lastiterate.lm as lm
+
     tokens = lm.text_problem.Tokens(np.zeros((2, 4), np.int64), np.full(2, 4))
     problem = lm.TextProblem("nowhere", "0", tokens, None, np.arange(3), device="cpu")
     begun(problem, run, attack(lm))

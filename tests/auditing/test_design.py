@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 
-from lastiterate.auditing.design import OneModel, Paired, Quality
-
-
-def test_a_pair_is_a_model_in_both_worlds():
-    numbers, present = Paired(3).planned()
-    np.testing.assert_array_equal(numbers, [0, 0, 1, 1, 2, 2])
-    np.testing.assert_array_equal(present, [True, False] * 3)
-    assert Paired(3).trials == 6
+from lastiterate.auditing.design import OneModel, Quality
 
 
 def test_coins_are_fair_and_depend_on_the_seed_alone():

@@ -1,27 +1,19 @@
 """Users' code counts by its source, ours by its names, in this process and in any other."""
 
-import functools
-import json
-import math
 import os
-import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate import attacks, data
-from lastiterate.attacks.attack import Armed, BringsProblem, Unknown, Words
+from lastiterate import data
 from lastiterate.auditing.identity import fingerprint
 from lastiterate.auditing.stores.store import Store
-from lastiterate.training import GradientCanary, Problem, problems
+from lastiterate.training import problems
 from tests.auditing.conftest import RUN
-from tests.auditing.test_identity import different, identity, score, trained, with_closure
+from tests.auditing.test_identity import different, identity
 
 MINE = "import helper\ndef train(seed, canary):\n    return helper.score(seed) + canary\n"
 HELPER = "import deeper\ndef score(seed):\n    return deeper.NOISE * (seed % 7)\n"
@@ -47,17 +39,6 @@ def test_a_trainer_whose_files_have_changed_is_not_resumed(load, tmp_path, chang
     assert li.audit(RUN, again, models=4, store=path).models == 4
 
 
-def test_a_class_in_another_file_counts_wherever_it_is_bound(load):
-    """The method is the base's, and so is its file; what differs is in the file of the class that inherits it."""
-    base = "class Base:\n    def train(self, seed, canary):\n        return self.noise()\n"
-    mine = "from base import Base\nclass Mine(Base):\n    def noise(self):\n        return {}\ntrain = Mine().train\n"
-    kind = mine + "Kind = Mine\n"
-    one, two = (fingerprint(load(mine=mine.format(value), base=base)) for value in (1.0, 2.0))
-    assert one != two
-    one, two = (fingerprint(with_closure(load("Kind", mine=kind.format(value)))) for value in (1.0, 2.0))
-    assert one != two
-
-
 MADE = "def train(seed, canary):\n    return float(seed % 5)\n"
 
 
@@ -73,14 +54,6 @@ def test_a_trainer_without_source_runs_and_is_not_resumed(tmp_path):
     assert path.read_bytes() == before
     with Store.read(path) as store:
         assert len(store.done()) == 8
-
-
-def test_compiled_code_counts_by_its_name_and_only_that_of_packages_is_known(tmp_path, monkeypatch):
-    known = functools.partial(score, shift=[len, str.upper, np.sin, np.random.default_rng(0).normal, math, json])
-    assert identity(known).unknown == ()
-    monkeypatch.setattr(math, "__file__", str(tmp_path / "mine.so"), raising=False)  # as if a user had compiled it
-    assert identity(functools.partial(score, shift=math.sin)).unknown == ("sin",)
-    assert identity(functools.partial(score, shift=math)).unknown == ("math",)
 
 
 def test_a_trainer_of_a_session_counts_with_what_it_takes_from_there():
@@ -103,73 +76,6 @@ def test_a_trainer_of_a_session_counts_with_what_it_takes_from_there():
     assert different([trainer(), trainer(noise=2.0), trainer("def helper(seed): return 2.0\n")])
 
 
-@dataclass(frozen=True)
-class Own(BringsProblem):
-    """An attack of a user's."""
-
-    name: str = "own"
-    source: str = "here"
-
-    def craft(self, run, problem, references):
-        return {}
-
-    def arm(self, run, problem, facts):
-        own = Problem(np.ones(1), regulariser_gradient=lambda model, step: jnp.zeros_like(model))
-        return Armed(own, GradientCanary(np.ones(1)), lambda parameters: np.asarray(parameters, float)[:, 0])
-
-    def expected(self, facts):
-        return Unknown()
-
-    def words(self, facts):
-        return Words("a test", "score")
-
-
-def test_a_users_attack_counts_by_its_source_and_by_all_its_fields(load):
-    found = identity(None, Own(), run=trained()).values["attack"]
-    assert set(found) == {"class", "class source", "name", "source"}
-    assert found["class"] == "Own"
-    assert (found["name"], found["source"]) == ("own", "here")
-    base = "from tests.auditing.test_identity_of_code import Own\n"
-    mine = base + "class Mine(Own):\n    {}\nattack = Mine()\ntrain = print\n"
-    one, two = (identity(None, _attack(load, mine.format(line)), run=trained()) for line in ("pass", "x = 1"))
-    assert one != two
-    assert one.values["attack"]["class"] == two.values["attack"]["class"] == "Mine"
-    assert one.unknown == ()
-
-
-def _attack(load, content):
-    load(mine=content)
-    *_, mine = [each for each in sys.modules.values() if (getattr(each, "__file__", None) or "").endswith("/mine.py")]
-    return mine.attack
-
-
-def test_our_own_code_counts_by_its_name_alone(monkeypatch):
-    """Whatever is done to the text, the place or the bytecode of a function of ours: its name is what counts."""
-    problem = problems.mlp(data.digits(), hidden=4)
-    before = fingerprint(problem)
-    loss = problem.loss
-    while hasattr(loss, "__wrapped__"):
-        loss = loss.__wrapped__
-    monkeypatch.setattr(loss, "__doc__", "Other words.")
-    monkeypatch.setattr(loss, "__module__", "lastiterate.elsewhere")
-    monkeypatch.setattr(
-        loss, "__code__", (loss.__code__.replace(co_firstlineno=7, co_consts=(*loss.__code__.co_consts, 1)))
-    )
-    assert fingerprint(problem) == before
-    monkeypatch.setattr(loss, "__name__", "another")
-    assert fingerprint(problem) != before
-
-
-def test_no_source_of_ours_is_read(monkeypatch):
-    def never(thing):
-        raise AssertionError(f"the source of {thing} was read")
-
-    monkeypatch.setattr("lastiterate.auditing.identity.own_source", never)
-    digits, run = problems.logistic(data.digits()), trained()
-    for problem, attack in [(digits, None), (digits, attacks.OneRun()), (None, attacks.Adversarial())]:
-        assert identity(problem, attack, run=run).unknown == ()
-
-
 def test_identities_are_the_same_in_another_process(load, tmp_path):
     train = load(mine=MINE, helper=HELPER, deeper=DEEPER)
     code = (
@@ -184,28 +90,3 @@ def test_identities_are_the_same_in_another_process(load, tmp_path):
     found = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     expected = [problems.mlp(data.digits(), hidden=4), train, {"a", "b", "c"}]
     assert found.split() == [fingerprint(each) for each in expected]
-
-
-def leaves(value):
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in leaves(item)]
-    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
-
-
-def test_no_sentence_no_module_path_and_no_bytecode_is_in_an_identity(load):
-    digits, run = problems.logistic(data.digits()), trained()
-    train = load(mine=MINE, helper=HELPER, deeper=DEEPER)
-    audits = [
-        identity(digits, None, run=run, data="logistic on the digits"),
-        identity(digits, attacks.OneRun(), run=run),
-        identity(digits, attacks.InputSpace(), run=run),
-        identity(None, attacks.Adversarial(), run=run),
-        identity(None, Own(), run=run),
-        identity(train, attacks.Displacement([1.0])),
-    ]
-    for each in audits:
-        assert json.loads(json.dumps(each.values)) == each.values
-        texts = [leaf for leaf in leaves(each.values) if isinstance(leaf, str)]
-        assert texts
-        for text in texts:
-            assert re.fullmatch(r"[A-Za-z0-9-]+", text), text

@@ -1,22 +1,11 @@
 """The real command, in processes of its own, and what is in its store after it was stopped in every way."""
 
-import json
 import signal
 import time
 
 import pytest
 
-from tests.auditing.kill_and_resume import (
-    OPTIONS,
-    TRAINER,
-    compare,
-    finish,
-    report,
-    run_killed,
-    run_undisturbed,
-    start,
-    trials,
-)
+from tests.tools.kill_and_resume import OPTIONS, TRAINER, compare, finish, run_killed, run_undisturbed, start, trials
 
 SMALL = [*OPTIONS, "--models", "96", "--steps", "200"]
 QUICK = ["--method", "clopper-pearson"]
@@ -49,17 +38,6 @@ def test_an_audit_that_was_killed_twice_equals_an_undisturbed_one(folder, undist
     store, kills = run_killed(folder, SMALL, undisturbed, 2, seed=0)
     assert len(kills) == 2
     compare(undisturbed.store, store)
-
-
-def test_a_finished_audit_trains_nothing_again_and_says_the_same(folder, undisturbed):
-    stored = trials(undisturbed.store)
-    began = time.monotonic()
-    once, twice = (finish(start(undisturbed.store, SMALL, folder / "another-cache")) for _ in range(2))
-    assert time.monotonic() - began < 2.0 * undisturbed.seconds
-    assert once == twice
-    assert not (folder / "another-cache").exists()  # it has compiled nothing
-    assert trials(undisturbed.store) == stored
-    assert json.loads(once)["empirical"] == report(undisturbed.store)["empirical"]
 
 
 def test_ctrl_c_says_how_to_resume_and_the_same_command_does(tmp_path, slow):

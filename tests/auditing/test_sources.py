@@ -2,16 +2,10 @@
 
 import subprocess
 import sys
-import textwrap
-import threading
 
-import jax
-import numpy as np
 import pytest
 
-from lastiterate.attacks import GradientSpace
-from lastiterate.auditing.user_code import is_installed, is_ours, neighbours, own_source
-from lastiterate.training import problems
+from lastiterate.auditing.user_code import is_installed, neighbours, own_source
 
 MINE = "import helper\ndef train(seed, canary):\n    return helper.score(seed) + canary\n"
 HELPER = "import deeper\ndef score(seed):\n    return deeper.NOISE * (seed % 7)\n"
@@ -34,11 +28,6 @@ def test_a_file_its_helpers_and_their_helpers_are_the_source(load):
     assert own_source(load()) == first
 
 
-def test_two_bytes_that_are_no_text_are_not_the_same(load):
-    one, two = (own_source(load(mine=MINE.encode() + end, helper="score = int\n")) for end in (b"# \xfe", b"# \xff"))
-    assert one != two
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -58,19 +47,6 @@ def test_every_way_to_import_leads_to_the_module_and_its_package(load, line):
     assert found == {"mine.py", "__init__.py", "part.py", "inner.py"}
 
 
-def test_an_import_within_a_function_counts_and_one_of_a_package_does_not(load):
-    mine = "import numpy, lastiterate, json\ndef train(seed, canary):\n    from helper import x\n    return x\n"
-    train = load(mine=mine, helper="x = 1.0\n")
-    assert {path.name for path in neighbours(_file(train))} == {"mine.py", "helper.py"}
-
-
-def test_imports_in_a_circle_and_files_that_cannot_be_parsed_end_well(load):
-    mine = "def train(seed, canary):\n    import helper, other\n    return 0.0\n"
-    train = load(mine=mine, helper="import mine\n", other="this is no Python")
-    assert {path.name for path in neighbours(_file(train))} == {"mine.py", "helper.py", "other.py"}
-    assert own_source(train)
-
-
 def test_which_folder_code_is_in_does_not_count_but_which_helper_is_which_does(load, tmp_path):
     train = load(mine="import one, two\ndef train(seed, canary):\n    return 0.0\n", one="X = 1\n", two="X = 2\n")
     first = own_source(train)
@@ -81,44 +57,12 @@ def test_which_folder_code_is_in_does_not_count_but_which_helper_is_which_does(l
     assert _in_another_process(copied, "from mine import train", "own_source(train)") == first
 
 
-def test_functions_of_one_name_in_one_file_are_told_apart(load):
-    functions = [f"    def train(seed, canary): return {value}\n" for value in (1.0, 2.0)]
-    mine = f"import os\nif os.environ.get('X'):\n{functions[0]}else:\n{functions[1]}"
-    one = load(mine=mine)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("X", "1")
-        two = load()
-    assert own_source(one) != own_source(two)
-
-
-def test_two_lambdas_of_a_line_are_told_apart():
-    one, two = (lambda seed, canary: 0.0), (lambda seed, canary: 0.0)
-    assert own_source(one) != own_source(two)
-    assert own_source(one) == own_source(one)
-
-
 def test_what_was_made_by_exec_has_no_source():
     made = {}
     exec("def train(seed, canary): return 0.0\nclass Trainer:\n    def __call__(self, seed, canary): return 0.0", made)
     for thing in (made["train"], made["Trainer"]):
         assert own_source(thing) is None
         assert not is_installed(thing)
-
-
-def test_what_is_given_to_python_on_the_command_line_has_no_source_or_its_text(tmp_path):
-    code = "def train(seed, canary): return 0.0"
-    found = _in_another_process(tmp_path, code, "own_source(train)")
-    assert found == "None" or sys.version_info >= (3, 13)  # which keeps the text
-
-
-def test_code_of_packages_and_of_python_is_not_the_users():
-    for thing in (GradientSpace, problems.mlp, np.linalg.norm, jax.vmap, textwrap.dedent, np.ndarray, int, np, jax):
-        assert is_installed(thing)
-    assert is_installed(type(threading.Lock()))
-    assert is_installed(type(np.random.default_rng(0)))
-    assert not is_installed(test_two_lambdas_of_a_line_are_told_apart)
-    assert is_ours(GradientSpace)
-    assert not is_ours(np.linalg.norm)
 
 
 def _file(function):

@@ -1,7 +1,5 @@
 """A check of a training with Adam: correct ones are never called faulty, and noise is never said to be right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -99,19 +97,7 @@ def test_a_canary_that_is_always_in_is_found():
     assert "participation" in {row.name for row in result.faults}, result
 
 
-def test_half_of_the_noise_does_not_show_and_is_not_called_right():
-    result = checked(Numpy(short(optimizer=li.Adam(0.002)), fault="noise", size=0.5))
-    assert not result.passed
-
-
-def test_an_example_of_the_trainers_own_and_worlds_that_share_nothing():
-    run = short(optimizer=li.Adam(0.002))
-    assert not checked(Numpy(run), canary="example").faults
-    assert not checked(Numpy(run, shared=False)).faults
-
-
 def test_our_own_trainer_is_checked_with_adam():
-    pytest.importorskip("jax")
     from lastiterate.data import digits
     from lastiterate.integrations.own_trainer import own_trainer
     from lastiterate.training.problems import logistic

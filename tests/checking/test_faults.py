@@ -1,13 +1,12 @@
 """Every fault of the zoo is found with 32 models, by a row that names it, if the trainer takes the number of steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import lastiterate as li
 from tests.tools.zoo.faults import (
     FAULTS,
+    FEW_STEPS,
     POISSON,
     NotANumber,
     NotANumberWithACanary,
@@ -15,7 +14,6 @@ from tests.tools.zoo.faults import (
     TensorsThatChange,
 )
 from tests.tools.zoo.own import OTHERS, own
-from tests.tools.zoo.subtle import FEW_STEPS  # whose faults are registered with the others
 from tests.tools.zoo.trainer import Trainer
 
 # Rows that name a fault of a category. Every row depends on the size of a step, so that other rows may, too.
@@ -57,7 +55,6 @@ def test_the_fault_is_found_without_the_number_of_steps(fault):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_our_own_trainer_is_correct_and_faults_of_another_run_are_found(name):
-    pytest.importorskip("jax")
     fault = own(name)
     result = li.check(fault.run, fault.train)
     assert result.passed if name == "right" else {row.name for row in result.faults} & ROWS[fault.category], result
@@ -65,7 +62,6 @@ def test_our_own_trainer_is_correct_and_faults_of_another_run_are_found(name):
 
 @pytest.mark.parametrize("name", ["noise", "bias", "seed", "clipping", "layers", "momentum", "shuffled"])
 def test_the_fault_is_found_in_opacus(name):
-    pytest.importorskip("opacus")
     from tests.tools.zoo.opacus import opacus_fault
 
     fault = opacus_fault(name)

@@ -1,7 +1,5 @@
 """Linear regression of several outputs: two tensors that curvature pulls alike, by as much as it can."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

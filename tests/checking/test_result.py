@@ -5,10 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-import lastiterate as li
 from lastiterate.checking.check_result import CheckResult, Row, cannot_tell, junit, not_checked
-from lastiterate.plot.check import ratio_rows
-from tests.tools.trainers import Numpy, short
+from tests.tools.trainers import short
 
 OK = Row("noise", "w\x1b[31m", 1.0, 1.0, 0.9, 1.1, "ok", "", "noise x 0.8")
 FAULT = Row("clipping norm", None, 1.5, 1.0, 1.5, float("inf"), "fault", "look here")
@@ -72,25 +70,3 @@ def test_a_junit_file_has_a_case_for_every_row():
         "cannot tell: too few",
         "not checked: no weights",
     ]
-
-
-def test_printed_it_is_a_table_with_what_to_do():
-    text = str(_result(OK, FAULT))
-    assert "clipping norm: look here." in text
-    assert "1.5 to inf" in text
-    assert text.endswith("all rows together.")
-
-
-def test_the_picture_has_a_ratio_for_every_row_that_declares_one():
-    pytest.importorskip("altair")
-    run = short()
-    result = li.check(run, Numpy(run), seed=1)
-    assert result.plot().to_dict()["title"]["text"] == "Does training match its declared settings?"
-    names = {row["name"] for row in ratio_rows(result)}
-    assert {"noise", "noise (w)", "clipping norm"} <= names
-    assert "normalisation" not in names
-
-
-def test_a_row_without_an_interval_is_drawn_as_a_point():
-    (drawn,) = ratio_rows(_result(Row("participation over seeds", None, 4.0, 5.0, None, None, "ok")))
-    assert drawn["low"] == drawn["high"] == drawn["ratio"] == 0.8

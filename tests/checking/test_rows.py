@@ -1,7 +1,5 @@
 """Rows by simulation: correct trainings are accused no more often than stated, and stated faults are found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,6 +1,7 @@
 """``lastiterate audit`` and ``report``: what they print, draw and keep, and with which status they exit."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -45,41 +46,6 @@ def test_adversarial_draws_know_people_releases_and_other_neighbours(cli, here, 
     assert again["empirical"] == fields["empirical"]
 
 
-@pytest.mark.parametrize("option", ["--noise-filter 1,-.4", "--noise-filter 1,.5 --min-separation 3"])
-def test_adversarial_draws_know_correlated_noise(cli, here, option):
-    fields = json.loads(cli(f"{DRAWN} --learning-rate 0.1 {option} --method last-iterate --json").stdout)
-    assert 0.5 * fields["last_iterate"] < fields["empirical"]["last-iterate"] < 1.05 * fields["last_iterate"]
-    again = json.loads(cli(f"report {fields['store']} --method last-iterate --json").stdout)
-    assert (again["empirical"], again["noise_filter"]) == (fields["empirical"], fields["noise_filter"])
-
-
-def test_the_usual_training_may_release_checkpoints_and_protect_people(cli, here):
-    usual = cli.json(
-        "audit --model logistic --attack adversarial --models 100 --method gdp --releases 3 --group-size 2"
-    )
-    assert (usual["releases"], usual["group_size"], usual["optimizer"]["momentum"]) == (3, 2, 0.0)
-    assert usual["composition"] == pytest.approx(8.0, rel=1e-6)
-    assert "must be given with other options of the run" in cli.refusal("audit --releases 3 --momentum 0.5")
-    (here / "mine.py").write_text(TRAINERS)
-    assert "must be given with other" in cli.refusal("audit --trainer mine.py:score --group-size 2 --models 4")
-
-
-def test_rehearsal_of_adversarial_draws_knows_what_several_releases_show(cli, here):
-    rehearsed = json.loads(cli(f"{DRAWN} --releases 2 --method last-iterate --json --dry-run").stdout)
-    assert 0.0 < rehearsed["detectable"]["last-iterate"] < 10.0
-
-
-def test_people_get_a_table_a_picture_and_a_page(cli, here):
-    result = cli(f"{DRAWN} --store runs/x.sqlite")
-    assert result.exit_code == 0
-    for words in ("last iterate", "heuristic", "composition family", "95%", "Verdict: consistent", "lower bounds"):
-        assert words in result.stdout
-    assert (here / "runs/x.png").read_bytes().startswith(b"\x89PNG")
-    page = (here / "runs/x.html").read_text(encoding="utf-8")
-    assert "consistent" in page
-    assert 'src="http' not in page
-
-
 def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
     cli(f"{DRAWN} --store x.sqlite --json")
     monkeypatch.setattr("lastiterate.auditing.run_audit._Session.fill", None)
@@ -120,34 +86,6 @@ def test_an_inconclusive_audit_is_status_4_with_a_claim_or_if_strict(cli, here):
     assert "Verdict: inconclusive." in table
 
 
-def test_a_claim_below_the_runs_own_is_remarked_before_training_and_in_the_report(cli, here):
-    result = cli(f"{DRAWN} --claim-epsilon 1 --json --store x.sqlite")
-    remark = "The claim (epsilon 1 at delta 1e-5) is below the run's own guarantee of 7.047"
-    assert result.stderr.startswith(remark)
-    assert any(caveat.startswith(remark) for caveat in json.loads(result.stdout)["caveats"])
-    assert not cli("report x.sqlite --claim-epsilon 8 --json").stderr
-
-
-def test_remarks_come_once_nothing_is_left_that_could_be_refused(cli, here):
-    cli(f"{DRAWN} --store x.sqlite --json")
-    refusal = cli.refusal(f"{DRAWN.replace('3000', 'auto')} --claim-epsilon 1 --store x.sqlite")
-    assert "holds another audit" in refusal
-    (here / "mine.py").write_text("def train(seed, canary):\n    return [0.0, 1.0]\n")
-    run = "--steps 100 --sample-rate 0.1 --noise-multiplier 1 --models 8 --claim-epsilon 1"
-    assert "attack must be given" in cli.refusal(f"audit --trainer mine.py:train {run} --store y.sqlite")
-
-
-def test_above_the_heuristic_fails_only_if_strict(cli, here):
-    cli(f"{DRAWN} --store x.sqlite --json")
-    for noise in (1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4):
-        result = cli(f"report x.sqlite --claim-noise {noise} --json")
-        if json.loads(result.stdout)["verdict"] == "above heuristic":
-            assert result.exit_code == 0
-            assert cli(f"report x.sqlite --claim-noise {noise} --strict --json").exit_code == 1
-            return
-    pytest.fail("no claim between heuristic and guarantee was found")
-
-
 def test_dry_run_says_what_would_happen_and_keeps_nothing(cli, here):
     plan = json.loads(cli(f"{SMALL} --dry-run --json").stdout)
     assert plan["models"] == 16 + plan["reference_models"]
@@ -178,15 +116,120 @@ def test_a_trainer_that_fails_is_not_taken_for_a_refuted_claim(cli, here, name, 
     assert words in result.stderr
 
 
-def test_a_trainers_own_run_is_not_overridden(cli, here):
-    (here / "mine.py").write_text(TRAINERS)
-    result = cli("audit --trainer mine.py:score --steps 40 --sample-rate 0.1 --noise-multiplier 1")
-    assert result.exit_code == 2
-    assert "either by options or in" in result.stderr
+TRAINER_TRAINERS = """
+from lastiterate.attacks import Displacement
+from tests.auditing import broken_trainers
+
+run = broken_trainers.RUN
+attack = Displacement(broken_trainers.unflatten(broken_trainers.CANARY))
+train = broken_trainers.Correct()
+bug = broken_trainers.NoiseDividedByBatch()
+"""
+OPTIONS = "--claim-noise 1.5 --models 96 --confidence 0.999"
 
 
-def test_tests_that_refute_run_whatever_method_is_shown(cli, here):
-    cli(f"{DRAWN} --store x.sqlite --json")
-    result = cli("report x.sqlite --claim-epsilon 0.5 --method gdp --json")
-    assert result.exit_code == 1
-    assert list(json.loads(result.stdout)["empirical"]) == ["gdp"]
+@pytest.fixture
+def trainers(tmp_path):
+    file = tmp_path / "trainers.py"
+    file.write_text(TRAINER_TRAINERS)
+    return file
+
+
+def test_a_correct_trainer_is_not_refuted_and_a_broken_one_exits_with_1(cli, trainers, tmp_path):
+    for name, status, verdict in (("train", 4, "inconclusive"), ("bug", 1, "violation")):
+        store = tmp_path / f"{name}.sqlite"
+        result = cli(f"audit --trainer {trainers}:{name} {OPTIONS} --store {store} --json")
+        assert result.exit_code == status, result.output
+        fields = json.loads(result.stdout)
+        assert fields["verdict"] == verdict
+        assert verdict == "inconclusive" or "noise multiplier 1.5" in fields["reason"]
+        assert fields["data"] == f"trainers.py:{name}"
+        assert (fields["models"], fields["store"]) == (96, str(store))
+        assert store.is_file()
+
+
+ATTACK_SMALL = "audit --model logistic --steps 5 --sample-rate 0.1 --noise-multiplier 1 --learning-rate 0.02 --models 4"
+FILE = """
+from dataclasses import dataclass
+
+from lastiterate import attacks
+
+
+@dataclass(frozen=True)
+class Mine(attacks.GradientSpace):
+    references: int = 4
+
+    def words(self, facts):
+        return attacks.Words("my own attack", "standard deviations")
+
+
+few = Mine(references=2)
+number = 3
+
+
+class Wants:
+    def __init__(self, strength):
+        pass
+
+
+class Crafts(Mine):
+    def craft(self, run, problem, references):
+        raise ValueError("no canary today")
+
+
+class Many(attacks.OneRun):
+    pass
+"""
+TRAINER = """
+import numpy as np
+
+import lastiterate
+import lastiterate.attacks
+
+run = lastiterate.DPSGD(5, 0.1, 1.0)
+
+
+def train(seed, canary):
+    return np.array([canary, 0.0]) + np.random.default_rng(seed).standard_normal(2)
+
+
+class First:
+    references = 2
+
+    def craft(self, run, references):
+        return {"centre": float(np.mean(references))}
+
+    def score(self, run, facts, parameters):
+        return float(parameters[0] - facts["centre"])
+
+    def expected(self, facts):
+        return lastiterate.attacks.Expected("none")
+
+    def words(self, facts):
+        return lastiterate.attacks.Words("the first parameter", "units")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("mine.py")
+    file.write_text(FILE, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("name", ["Mine", "few"])
+def test_a_class_or_an_instance_of_a_file_attacks(cli, mine, name):
+    fields = json.loads(cli(f"{ATTACK_SMALL} --attack mine.py:{name} --json").stdout)
+    assert fields["attack"] == "my own attack"
+    assert len(fields["estimates"]) == 4
+
+
+def test_a_users_attack_scores_a_users_trainer(cli, mine):
+    Path("trainer.py").write_text(TRAINER, encoding="utf-8")
+    command = "audit --trainer trainer.py:train --models 4 --json"
+    assert json.loads(cli(f"{command} --attack trainer.py:First").stdout)["attack"] == "the first parameter"
+    refusal = cli.refusal(f"{command} --attack mine.py:Mine")
+    assert "for a trainer, or have craft, score, expected and words, got a value of type Mine" in refusal
+    Path("trainer.py").write_text(f"{TRAINER}\n\nattack = First()\n", encoding="utf-8")
+    assert "either by --attack or in 'trainer.py:train'" in cli.refusal(f"{command} --attack trainer.py:First")

@@ -1,15 +1,10 @@
 """``lastiterate audit-lm`` on tiny models: what it prints, keeps, and refuses."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import socket
 
 import pytest
-
-pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
 
 from tests.lm.conftest import UNSPOKEN, tiny_gemma2, tiny_llama, tiny_texts  # noqa: F401
 
@@ -54,34 +49,6 @@ def test_an_audit_needs_no_network_and_its_report_shows_perplexity(cli, tiny_lla
     assert "before training" in page
 
 
-def test_noise_alone_is_enough_and_models_that_got_worse_are_mentioned(cli, tiny_llama, texts, tmp_path):  # noqa: F811
-    asked = f"audit-lm --model {tiny_llama} --text {texts} --noise-multiplier 50 --models 2 --method clopper-pearson"
-    found = cli.json(f"{asked} --store {tmp_path / 'noisy.sqlite'}")
-    assert (found["noise_multiplier"], found["steps"]) == (50.0, 18)
-    assert found["perplexity"] > found["perplexity_before"]
-    assert any("worse on held-out text than before training" in caveat for caveat in found["caveats"])
-
-
-def test_a_dry_run_keeps_nothing(cli, tiny_llama, texts, tmp_path):  # noqa: F811
-    found = cli.json(command(tiny_llama, texts, tmp_path, "--dry-run"))
-    assert found["models"] == 2 * 3 + found["reference_models"]
-    assert found["seconds"] > 0.0
-    assert found["unseen_tokens"] == UNSPOKEN
-    shown = cli(command(tiny_llama, texts, tmp_path, "--dry-run")).stdout
-    assert f"{len(UNSPOKEN)} tokens never occur in the data: 'never0'" in shown
-    assert not (tmp_path / "a.sqlite").exists()
-
-
-def test_held_out_text_may_be_a_file_and_the_run_the_usual_one(cli, tiny_llama, texts, tmp_path):  # noqa: F811
-    held = tmp_path / "held.jsonl"
-    held.write_text(json.dumps({"turns": ["i like you", "you like me"]}) + "\n", encoding="utf-8")
-    asked = f"audit-lm --model {tiny_llama} --text {texts} --held-out {held} --dry-run"
-    found = cli.json(asked)
-    assert "40 dialogues" in found["data"]
-    assert found["sample_rate"] == 0.125
-    assert found["steps"] == 16
-
-
 @pytest.fixture
 def owned(tiny_texts, tmp_path):  # noqa: F811
     """Dialogues as JSON lines: every fourth person has four, others have two."""
@@ -104,22 +71,3 @@ def test_the_unit_may_be_a_person(cli, tiny_llama, owned, tmp_path):  # noqa: F8
     page = tmp_path / "page"
     cli(f"report {tmp_path / 'a.sqlite'} --method clopper-pearson --output {page}")
     assert "a person with up to 4 dialogues" in (page / "a-report.html").read_text(encoding="utf-8")
-
-
-def test_of_each_person_at_most_so_many_are_used(cli, tiny_llama, owned, tmp_path):  # noqa: F811
-    asked = command(tiny_llama, owned, tmp_path, "--unit person --by user --group-size 2 --held-out 0.1")
-    shown = cli(f"{asked} --json")
-    assert shown.stderr == "8 of 40 dialogues are left out, so that nobody has more than 2\n"
-    found = json.loads(shown.stdout)
-    assert found["group_size"] == 2
-    assert "29 dialogues of 16 people" in found["data"]
-
-
-def test_checkpoints_and_replaced_texts_are_audited(cli, tiny_llama, texts, tmp_path):  # noqa: F811
-    found = cli.json(command(tiny_llama, texts, tmp_path, "--releases 2 --neighbours replace"))
-    assert (found["releases"], found["neighbours"]) == (2, "replace")
-    assert "replaced by another such sequence" in found["attack"]
-    assert "all 2 released iterates" in found["attack"]
-    assert found["caveats"][0] == (
-        "One dialogue is one example: whether it or another one was there is what epsilon is about."
-    )

@@ -1,14 +1,9 @@
-from __future__ import annotations
-
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import lastiterate as li
-from tests.test_readme import assert_same, blocks
 
 KEYS = [
     "epsilon",
@@ -52,31 +47,6 @@ def test_json_is_the_estimate(cli, scores):
     assert tuple(answer["caveats"]) == found.caveats
 
 
-def test_defaults_are_those_of_the_function(cli, scores):
-    answer = cli.json(f"estimate {scores}")
-    assert (answer["delta"], answer["confidence"], answer["threshold_choice"]) == (1e-5, 0.95, "split")
-    assert (answer["method"], answer["models_in"]) == ("clopper-pearson", 100)
-
-
-def test_families_take_the_run_and_need_no_noise(cli, scores):
-    answer = cli.json(f"estimate {scores} --method last-iterate --steps 1000 --sample-rate .1 --threshold 1.5")
-    assert answer["noise_multiplier"] > 0.0
-    batches = "--dataset-size 1000 --batch-size 100 --epochs 100"
-    assert cli.json(f"estimate {scores} --method last-iterate {batches} --threshold 1.5") == answer
-    predicted = cli.json(f"estimate {scores} --threshold a-priori --steps 1000 --sample-rate .1 --noise-multiplier 1")
-    assert predicted["threshold_choice"] == "a-priori"
-
-
-def test_all_methods_that_are_possible(cli, scores):
-    rows = cli.json(f"estimate {scores} --method all")["rows"]
-    assert [row["method"] for row in rows] == ["clopper-pearson", "gdp"]
-    shuffled = "--steps 100 --sample-rate .1 --sampling shuffled"
-    rows = cli.json(f"estimate {scores} --method all {shuffled}")["rows"]
-    assert [row["method"] for row in rows] == ["clopper-pearson", "gdp", "last-iterate"]
-    rows = cli.json(f"estimate {scores} --method all --steps 1000 --sample-rate .1")["rows"]
-    assert [row["method"] for row in rows] == ["clopper-pearson", "gdp", "last-iterate", "composition"]
-
-
 def test_infinite_values_are_null_with_a_reason(cli, tmp_path):
     file = write(tmp_path / "apart.csv", [math.inf] * 99, [-math.inf] * 99)
     family = f"estimate {file} --method last-iterate --steps 2 --sample-rate .5 --threshold 0"
@@ -90,45 +60,6 @@ def test_infinite_values_are_null_with_a_reason(cli, tmp_path):
     one_run = cli.json(f"estimate {file} --method one-run")
     assert one_run["fpr_upper"] is None
     assert one_run["fpr_upper_reason"]
-
-
-def test_table_states_method_confidence_models_and_what_they_could_have_shown(cli, scores):
-    text = " ".join(cli(f"estimate {scores} --threshold uncorrected").stdout.split())
-    for words in ("clopper-pearson", "95% confidence (joint", "200 models in", "200 + 200 models", "not a valid bound"):
-        assert words in text
-    assert "canaries of one run" in " ".join(cli(f"estimate {scores} --method one-run").stdout.split())
-
-
-FEW = ([1.0, 2.0, 3.0, 2.5], [0.0, 0.1, -1.0, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "verdict"),
-    [
-        ("--claim-epsilon 0.1", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --threshold 0.7", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --method all", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --strict --threshold uncorrected", 4, "inconclusive"),
-        ("--claim-noise 1 --steps 100 --sample-rate .1", 4, "inconclusive"),
-        ("--claim-epsilon 0.1 --method one-run", 1, "violation"),
-    ],
-)
-def test_four_models_a_world_refute_nothing_and_confirm_nothing(cli, tmp_path, options, status, verdict):
-    file = write(tmp_path / "few.csv", *FEW)
-    shown = cli(f"estimate {file} {options} --json")
-    assert shown.exit_code == status
-    answer = json.loads(shown.stdout)
-    assert answer["verdict"] == verdict
-    table = cli(f"estimate {file} {options}")
-    assert table.exit_code == status
-    assert f"Verdict: {verdict}. {answer['reason']}" in " ".join(table.stdout.split())
-
-
-def test_a_claim_of_enough_models_is_judged(cli, scores):
-    for claim, status, verdict in ((1.0, 1, "violation"), (3.6, 4, "inconclusive")):
-        shown = cli(f"estimate {scores} --claim-epsilon {claim} --threshold 1.5 --json")
-        assert (shown.exit_code, json.loads(shown.stdout)["verdict"]) == (status, verdict)
-    assert "verdict" not in cli.json(f"estimate {scores}")
 
 
 def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cli, tmp_path):
@@ -186,29 +117,3 @@ def test_bad_files_are_refused_in_one_sentence(cli, tmp_path, text, words):
     file.write_text(text, encoding="utf-8")
     refusal = cli.refusal(f"estimate {file}")
     assert all(word in refusal for word in words)
-
-
-def test_the_page_shows_what_is_printed(cli, tmp_path, monkeypatch):
-    """Its commands need a file, which its Python makes; so they are run here."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    page = blocks("docs/commands/estimate.md")
-    names: dict[str, np.ndarray] = {}
-    exec(next(block.text for block in page if block.language == "python"), names)
-    write(Path("scores.csv"), names["scores_in"], names["scores_out"])
-    write(Path("few.csv"), names["scores_in"][:4], names["scores_out"][:4])
-    commands = [block for block in page if block.language == "sh"]
-    assert len(commands) == 4
-    for block in commands:
-        result = cli(block.text.removeprefix("lastiterate ").strip())
-        kind, expected = block.output
-        if kind == "json":
-            assert_same(json.loads(result.stdout), json.loads(expected))
-        else:
-            assert result.stdout == expected
-
-
-def test_canaries_of_one_run_are_not_taken_for_models(cli, tmp_path):
-    file = tmp_path / "scores.csv"
-    file.write_text("world,score,coin\nin,1,a\nout,0,b\n", encoding="utf-8")
-    assert "choose a one-run method" in cli.refusal(f"estimate {file}")

@@ -1,7 +1,5 @@
 """Every exit status, each from a real process: 1 means refuted and nothing else, 0 means judged."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -138,16 +136,6 @@ def test_a_broken_pipe_is_quiet_and_says_neither_done_nor_refuted(folder, comman
     )
     os.close(write)
     assert (process.returncode, process.stderr) == (3, b"")
-
-
-def test_a_library_that_ends_the_program_is_something_that_broke(folder):
-    code = (
-        "import sys, lastiterate.compare_analyses\nlastiterate.compare_analyses.ask = lambda *asked: sys.exit(0)\n"
-        f"from lastiterate.cli.app import app\napp({f'epsilon {RUN}'.split()!r})"
-    )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stdout) == (3, "")
-    assert process.stderr == "something called sys.exit(0)\n"
 
 
 def test_a_signal_while_a_trainer_works_is_130(folder):

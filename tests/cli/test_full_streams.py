@@ -31,12 +31,3 @@ def test_a_full_stream_never_looks_like_a_refuted_claim(words, full, status):
         others = {name: subprocess.DEVNULL for name in ("stdout", "stderr") if name not in full}
         ended = subprocess.run([sys.executable, "-m", "lastiterate", *words], check=False, **streams, **others)
     assert ended.returncode == status
-
-
-@pytest.mark.parametrize("words", [["watch", ""], ["audit", "--store", ""], ["estimate", "", "--delta", "1e-5"]])
-def test_an_empty_path_is_refused(words):
-    ended = subprocess.run(
-        [sys.executable, "-m", "lastiterate", *words], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert ended.returncode == 2
-    assert ended.stderr.endswith("must be a path, got an empty text\n")

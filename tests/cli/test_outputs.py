@@ -1,15 +1,11 @@
 """What a command writes replaces neither its store nor what it reads, whatever the names and links."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
 
 from lastiterate.auditing.load_evidence import export
 from lastiterate.auditing.stores.store import Store
-from lastiterate.cli.app import OptionError
-from lastiterate.cli.output import check_apart, store_files
 
 TRAINER = """
 import lastiterate as li
@@ -76,10 +72,3 @@ def test_a_report_and_an_export_leave_the_store_alone(cli, folder):
         assert (folder / "s.csv").read_bytes() == content
     with Store.read(folder / "s.csv") as store, pytest.raises(ValueError, match="must differ from the store"):
         export(store, folder / "hard.csv")
-
-
-@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", ".lock"])
-def test_what_stands_beside_a_store_belongs_to_it(tmp_path, suffix):
-    with pytest.raises(OptionError, match="--plot and --store must be different"):
-        check_apart({"--plot": [tmp_path / f"s{suffix}"], "--store": store_files(tmp_path / "s")}, {})
-    check_apart({"--plot": [tmp_path / f"t{suffix}"], "--store": store_files(tmp_path / "s")}, {})

@@ -1,7 +1,5 @@
 """The table comes first: whatever becomes of a picture, in real processes, costs the picture alone (20 seconds)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -72,19 +70,6 @@ def test_a_process_that_draws_and_is_killed_is_one_sentence(tmp_path):
     assert "last iterate (heuristic)" in output
     assert "ended by SIGKILL" in errors
     assert errors.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", [RUN, f"{RUN} --json", "epsilon --help", f"{RUN} --plot a.png"])
-def test_output_onto_a_full_disk_is_one_sentence_and_status_3(tmp_path, command):
-    for unbuffered in ("", "1"):
-        with open("/dev/full", "w") as full:  # noqa: PTH123
-            result = subprocess.run(
-                [sys.executable, "-m", "lastiterate", *command.split()],
-                cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-                env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-            )  # fmt: skip
-        assert (result.returncode, result.stderr) == (3, "the output cannot be written: No space left on device\n")
-    assert not list(tmp_path.iterdir())
 
 
 def test_scripts_of_pages_are_kept_and_believed_only_if_whole_and_ones_own(tmp_path, monkeypatch):

@@ -65,26 +65,6 @@ def test_the_table_says_how_many_models_it_takes_and_that_it_is_a_heuristic(cli)
     assert "a heuristic" in words
 
 
-def test_power_prints_in_python_what_the_command_prints(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    found = li.power(li.DPSGD(100, 0.1, 0.94), methods=["clopper-pearson"])
-    assert f"{found}\n" == cli(POWER).stdout
-    assert str(found.models) in found._repr_html_()
-
-
-def test_a_claim_that_nobody_refutes_has_no_number_and_says_why(cli):
-    answer = cli.json(f"{POWER} --leaks-noise 0.94 --models 8")
-    assert answer["needed"] is None
-    assert answer["needed_reason"] == "more than 65,536 models or canaries would be needed"
-    assert "80% needs more than 65,536 models per world" in " ".join(cli(f"{POWER} --leaks-noise 2").stdout.split())
-
-
-def test_bounds_that_hold_at_every_moment_find_less(cli):
-    fixed, anytime = cli.json(POWER), cli.json(f"{POWER} --anytime")
-    assert anytime["rows"][0]["median"] < fixed["rows"][0]["median"]
-    assert "95% confidence at every moment" in cli(f"{POWER} --anytime").stdout
-
-
 def test_auto_trains_as_many_models_as_power_says(cli, folder):
     needed = cli.json(f"power {RUN} --method gdp")["needed"]
     found = cli(f"{SMALL} --models auto --store x.sqlite --json")
@@ -92,34 +72,6 @@ def test_auto_trains_as_many_models_as_power_says(cli, folder):
     assert json.loads(found.stdout)["models"] == needed
     assert found.stderr.startswith(f"models: {needed} per world, so that a training with half of the claimed noise")
     assert "a heuristic" in found.stderr
-
-
-def test_a_dry_run_says_what_is_detectable(cli, folder):
-    dry = cli.json(f"{SMALL} --models 256 --dry-run")
-    power = cli.json(f"power {RUN} --method gdp --models 256")
-    assert dry["detectable"] == {"gdp": power["rows"][0]["detectable"]}
-    words = " ".join(cli(f"{SMALL} --models 256 --dry-run").stdout.split())
-    assert "80% of audits by a perfect attack find at least" in words
-    assert "a heuristic" in words
-
-
-def test_scores_of_a_trainer_cost_the_models_that_choose_the_threshold(cli, folder):
-    def planned(options):
-        dry = cli(f"audit --trainer mine.py:train --models auto --dry-run --json {options}")
-        assert dry.exit_code == 0, dry.stderr
-        return json.loads(dry.stdout)["models"] // 2
-
-    power = "power --steps 1 --sample-rate 1 --noise-multiplier 1 --method gdp"
-    counted, anytime = (cli.json(f"{power} {how}")["needed"] for how in ("", "--anytime"))
-    assert planned("") == planned("--threshold split") > 1.5 * counted
-    assert planned("--anytime") > 0.5 * anytime
-
-
-def test_reports_carry_what_is_detectable_and_the_waterfall(cli, folder):
-    found = cli.json(f"{SMALL} --models 300 --store x.sqlite")
-    assert found["detectable"]["gdp"] == pytest.approx(cli.json(f"{SMALL} --models 300 --dry-run")["detectable"]["gdp"])
-    assert [step["name"] for step in found["waterfall"]] == ["guarantee", "heuristic", "perfect attack", "found"]
-    assert found["waterfall"][-1]["epsilon"] == found["empirical"]["gdp"]
 
 
 def test_a_claim_is_refuted_early_and_the_same_command_goes_on(cli, folder, at_every_model):
@@ -134,15 +86,6 @@ def test_a_claim_is_refuted_early_and_the_same_command_goes_on(cli, folder, at_e
     assert more["estimates"][0]["validity"] == "anytime"
 
 
-def test_minutes_and_epsilon_end_an_audit_too(cli, folder, at_every_model):
-    audit = "audit --trainer mine.py:loud --anytime --threshold 4.5 --models 400 --method clopper-pearson --json"
-    found = json.loads(cli(f"{audit} --until epsilon=1.5 --store e.sqlite").stdout)
-    assert 1.5 <= found["empirical"]["clopper-pearson"] < 3.0
-    assert found["estimates"][0]["models_in"] < 200
-    timed = json.loads(cli(f"{audit} --until minutes=60 --store m.sqlite").stdout)
-    assert timed["estimates"][0]["models_in"] == 400
-
-
 def test_scores_in_a_file_are_bounded_at_every_moment(cli, folder):
     rows = [f"{world},{9 * (world == 'in')}" for world in ("in", "out") for _ in range(128)]
     (folder / "scores.csv").write_text("\n".join(["world,score", *rows, ""]))
@@ -150,14 +93,3 @@ def test_scores_in_a_file_are_bounded_at_every_moment(cli, folder):
     assert anytime["validity"] == "anytime"
     assert 0.0 < anytime["epsilon"] < fixed["epsilon"]
     assert "validity" in cli.refusal("estimate scores.csv --threshold corrected --anytime")
-
-
-def test_checkpoints_people_and_replaced_examples_are_weighed(cli):
-    run = "power --steps 40 --sample-rate 0.1 --noise-multiplier 1 --method gdp --models 256"
-    plain = cli.json(run)
-    for more, field in (("--releases 4", "releases"), ("--group-size 4", "group_size")):
-        found = cli.json(f"{run} {more}")
-        assert found[field] == 4
-        assert found["rows"][0]["median"] > plain["rows"][0]["median"]
-    assert "group_size must be 1 for power of one run" in cli.refusal(f"{run} --one-run --group-size 4")
-    assert "spread must be 1 if the attack sees several iterates" in cli.refusal(f"{run} --releases 4 --spread 2")

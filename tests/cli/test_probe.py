@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 import pytest
 
 import lastiterate as li
+from lastiterate.cli.probe import STORIES, compare
 from lastiterate.paper.counterexamples import NAMES, shift, zeroing
 from tests.cli.conftest import Cli
 
@@ -73,43 +72,6 @@ def test_json_is_one_object_with_the_documented_keys(answers, name):
         assert answer[analysis.__name__] == pytest.approx(analysis(run).epsilon(1e-3), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "values"), [("zeroing", "steps", range(1, 31)), ("shift", "growth", [2, 4, 10])]
-)
-def test_rows_are_points_of_the_picture_and_hold_the_true_epsilon(answers, name, column, values):
-    rows = answers[name]["rows"]
-    assert [row[column] for row in rows] == list(values)
-    exact = {row[column]: row["last_iterate" if name == "zeroing" else "exact"] for row in rows}
-    asked = {"zeroing": 1, "shift": 4.0}[name]
-    assert exact[asked] == pytest.approx(answers[name]["true_epsilon"], rel=1e-9)
-
-
-def test_options_of_the_examples_reach_them(answers):
-    assert 4.0 in [row["growth"] for row in answers["shift"]["rows"]]
-    assert 0.3 in [row["alpha"] for row in answers["quadratic"]["rows"]]
-    assert [row["encoding"] for row in answers["malicious"]["rows"]] == ["one-bit", "linear"]
-
-
-def test_the_paper_s_encoding_has_bounds_on_both_sides(answers):
-    one, linear = answers["malicious"]["cases"]
-    assert one["label"] == "one-bit"
-    assert one["empirical"] <= one["exact"] <= one["empirical_upper"]
-    assert 0.25 * one["exact"] < one["empirical_composition"] <= one["exact"]
-    assert linear["label"] == "linear"
-    assert linear["exact"] == pytest.approx(answers["malicious"]["composition"], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("output", "files"), [("new", ["new/probe-zeroing.html", "new/probe-zeroing.png"]), ("mine.svg", ["mine.svg"])]
-)
-def test_pictures_go_where_they_are_asked_for(cli, answers, store, tmp_path, monkeypatch, output, files):
-    monkeypatch.chdir(tmp_path)
-    answer = cli.json(f"probe {COMMANDS['zeroing']} --store {store} --output {output}")
-    assert answer == answers["zeroing"]
-    found = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in found) == files
-
-
 def test_json_alone_draws_nothing_and_scores_are_kept_in_runs(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cli.json("probe zeroing --steps 3 --models 10")
@@ -137,19 +99,6 @@ def test_worst_searches_and_trains_nothing(cli, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_refusal_leaves_no_folder_for_pictures(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cli.refusal(f"probe malicious {RUN} --models 0 --output new")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_refusal_by_the_crafter_leaves_no_folder_for_scores(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    refusal = cli.refusal("probe malicious --sample-rate 1e-5 --noise-multiplier 1 --steps 5 --models 5 --json")
-    assert "sample_rate must be at least" in refusal
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(("options", "kept"), [("--store kept", "kept"), ("", "runs/probe")])
 def test_ctrl_c_says_how_to_resume(stopped, options, kept):
     assert f"{kept}: the same command resumes" in stopped(f"probe zeroing {options}", zeroing, "probe")
@@ -157,3 +106,14 @@ def test_ctrl_c_says_how_to_resume(stopped, options, kept):
 
 def _unreachable(*arguments, **options):
     pytest.fail("a model was trained")
+
+
+def test_every_counterexample_has_its_story():
+    assert tuple(STORIES) == NAMES
+
+
+def test_a_prediction_that_is_enough_is_not_called_too_low():
+    assert compare(2.0, 2.0) == compare(1.0, 2.0) == "the example does not leak more"
+    assert compare(2.5, 2.0) == "the example leaks 25% more"
+    assert compare(5.0, 2.0) == "the example leaks 2.5 times as much"
+    assert compare(1e5, 2.0) == "the example leaks 50,000 times as much"

@@ -1,15 +1,17 @@
 """The program as people start it: a process of its own."""
 
-from __future__ import annotations
-
-import json
+import inspect
+import io
 import subprocess
 import sys
-from importlib.metadata import version
+import time
 
 import pytest
+import typer
 
-RUN = ["epsilon", "--steps", "1000", "--sample-rate", "0.01", "--noise-multiplier", "1", "--delta", "1e-5"]
+from lastiterate.cli import output as progress
+from lastiterate.cli.app import SUMMARIES, app
+
 COMMANDS = [
     "epsilon",
     "delta",
@@ -34,20 +36,6 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_epsilon_prints_plain_text_into_a_pipe():
-    result = start(*RUN)
-    assert result.returncode == 0
-    assert result.stderr == ""
-    assert "\x1b" not in result.stdout
-    assert "last iterate (heuristic)" in result.stdout
-
-
-def test_json_is_all_there_is_on_stdout():
-    result = start(*RUN, "--json")
-    assert result.stderr == ""
-    assert json.loads(result.stdout)["last_iterate"] == pytest.approx(1.27775588779)
-
-
 def test_bad_input_is_one_line_and_status_2():
     result = start("epsilon", "--steps", "0", "--sample-rate", ".1", "--noise-multiplier", "1", "--delta", "1e-5")
     assert (result.returncode, result.stdout) == (2, "")
@@ -59,10 +47,6 @@ def test_the_program_alone_shows_help(cli):
     assert result.exit_code == 0
     assert "Usage: lastiterate" in result.stdout
     assert all(command in result.stdout for command in COMMANDS)
-
-
-def test_version(cli):
-    assert cli("--version").stdout == f"{version('lastiterate')}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -79,20 +63,65 @@ def test_help_has_an_example_that_works_and_describes_every_option(cli, command,
             assert described, line
 
 
-def test_epsilon_does_not_load_what_it_does_not_need():
-    heavy = ["altair", "vl_convert", "dp_accounting", "scipy.stats", "scipy.optimize", "jax", "torch", "pandas"]
-    code = (
-        "import sys\nfrom lastiterate.cli.app import app\n"
-        f"try:\n    app({RUN!r})\nexcept SystemExit as done:\n    assert not done.code\n"
-        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stderr == "[]\n"
-
-
 @pytest.mark.parametrize("command", ["audit", "probe quadratic --json"])
 def test_a_missing_extra_is_one_sentence(command, tmp_path):
     code = f"import sys\nsys.modules['equinox'] = None\nfrom lastiterate.cli.app import app\napp({command.split()!r})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == 'training needs equinox, which is not installed: pip install "lastiterate[audit]"\n'
+
+
+HEAVY = ["scipy", "jax", "torch", "transformers", "altair", "pandas"]
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_the_list_says_of_a_command_what_its_own_help_begins_with(name):
+    help_ = typer.main.get_command(app).commands[name].help  # type: ignore[attr-defined]
+    assert inspect.cleandoc(help_).split("\n\n")[0] == SUMMARIES[name]
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "allowed"),
+    [
+        ("--version", 0, []),
+        ("--help", 0, []),
+        ("audit --models 0", 2, []),
+        ("audit --data mistyped.npz", 2, ["scipy"]),
+        ("audit-lm", 2, []),
+        ("audit-lm --model x --text y --models 0", 2, []),
+    ],
+)
+def test_quick_answers_load_nothing_heavy(command, status, allowed, tmp_path):
+    code = (
+        f"import sys\nsys.argv = ['lastiterate', *{command.split()!r}]\nfrom lastiterate.cli import main\n"
+        "status = 0\ntry:\n    main()\nexcept SystemExit as done:\n    status = done.code or 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], status, sep='|', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == f"{allowed}|{status}"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_long_work_shows_a_bar_on_stderr(monkeypatch, capsys):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    done = []
+    for item in progress.tracker("training")(range(3)):
+        time.sleep(0.15)
+        done.append(item)
+    assert done == [0, 1, 2]
+    assert "training" in screen.getvalue()
+    assert capsys.readouterr().out == ""
+
+
+def test_without_a_terminal_nothing_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr("lastiterate.common.progress.PATIENCE", 0.0)
+    for _ in progress.tracker("training")(range(2)):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from functools import partial
 
-import numpy as np
 import pytest
 
 import lastiterate as li
@@ -43,29 +41,6 @@ def test_a_row_has_all_that_a_report_of_that_store_alone_has(cli, here):
         assert row == {"name": name, "differs": row["differs"], "validity": "fixed"} | alone
 
 
-def test_runs_that_differ_and_open_ended_audits_are_marked(cli, here):
-    found = rows(cli, "first.sqlite again.sqlite noisy.sqlite open.sqlite")
-    assert [row["differs"] for row in found] == [[], [], ["noise_multiplier"], []]
-    assert [row["validity"] for row in found] == ["fixed", "fixed", "fixed", "anytime"]
-    printed = cli("report first.sqlite again.sqlite noisy.sqlite open.sqlite --method gdp").stdout
-    assert "* noisy is not comparable with first: noise_multiplier 2 instead of 1." in printed
-    for line in ("first ", "again ", "noisy* ", "open (anytime) "):
-        assert f"\n{line}" in printed
-    assert "Anytime: these bounds hold at every time" in printed
-    assert "The heuristic predicts, it does not guarantee." in printed
-
-
-def score(numbers, seed, canary):
-    return float(numbers.sum() + canary + np.random.default_rng(seed).standard_normal())
-
-
-def test_other_data_are_marked_even_if_they_are_called_the_same(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, numbers in (("a", np.ones(3)), ("b", np.ones(3)), ("c", np.zeros(3))):
-        li.audit(RUN, partial(score, numbers), models=4, store=f"{name}.sqlite", data="numbers")
-    assert [row["differs"] for row in rows(cli, "a.sqlite b.sqlite c.sqlite")] == [[], [], ["data"]]
-
-
 def test_several_audits_are_one_picture_and_one_page(cli, here):
     result = cli("report first.sqlite noisy.sqlite")
     assert result.exit_code == 0
@@ -91,28 +66,21 @@ def test_the_status_is_the_worst_of_all(cli, here, command, verdicts, status):
     assert cli(f"report {command} --json").exit_code == status
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("first.sqlite noisy.sqlite --export s.csv", "--export must be given with one store, got 2 stores"),
-        ("first.sqlite ./first.sqlite", "STORE must be different files, got 'first.sqlite' and"),
-        ("first.sqlite none.sqlite", "nothing is at 'none.sqlite'"),
-        ("first.sqlite open.sqlite --threshold corrected", "(the store 'open.sqlite')"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_sentence(cli, here, command, words):
-    before = sorted(here.iterdir())
-    assert words in cli.refusal(f"report {command}")
-    assert sorted(here.iterdir()) == before
+@pytest.fixture
+def store(cli, tmp_path):
+    made = cli(
+        f"audit --attack adversarial --models 20 --steps 4 --sample-rate .5 --noise-multiplier 1 "
+        f"--method clopper-pearson --store {tmp_path / 'x.sqlite'} --json"
+    )
+    assert made.exit_code == 0, made.stderr
+    return tmp_path / "x.sqlite"
 
 
-def test_stores_of_one_name_are_told_apart_by_their_folders(cli, here):
-    (here / "other").mkdir()
-    shutil.copy("noisy.sqlite", "other/first.sqlite")
-    found = rows(cli, "first.sqlite other/first.sqlite")
-    assert [row["name"] for row in found] == ["first.sqlite", "other/first.sqlite"]
-
-
-def test_pictures_replace_no_store(cli, here):
-    shutil.copy("noisy.sqlite", "first-compared.png")
-    assert "must be different files" in cli.refusal("report first.sqlite first-compared.png")
+def test_a_summary_is_written_with_its_card(cli, store, tmp_path):
+    shown = cli(f"report {store} --method clopper-pearson --summary {tmp_path / 's.html'} --output {tmp_path}")
+    assert shown.exit_code == 0, shown.stderr
+    assert f"Summary:{tmp_path / 's.html'}" in "".join(shown.stdout.split())  # long paths are wrapped
+    card = json.loads((tmp_path / "s.json").read_text())
+    found = cli.json(f"report {store} --method clopper-pearson")
+    assert card["verdict"] == found["verdict"]
+    assert card["found"][0]["epsilon"] == found["empirical"]["clopper-pearson"]

@@ -1,19 +1,15 @@
 """The embedded data set is real, and split the same way everywhere."""
 
-from __future__ import annotations
-
 import hashlib
-import sys
 
 import numpy as np
-import pytest
+from sklearn.datasets import load_digits
 
-from lastiterate.data import digits, load
-from tests.data.writers import refusal
+from lastiterate.data import digits
 
 
 def test_both_parts_together_are_scikit_learns_digits_each_once():
-    original = pytest.importorskip("sklearn.datasets").load_digits()
+    original = load_digits()
     data = digits()
     rows = np.concatenate([data.x_train, data.x_test]).reshape(-1, 64) * 16
     found = np.column_stack([rows, np.concatenate([data.y_train, data.y_test])])
@@ -22,7 +18,6 @@ def test_both_parts_together_are_scikit_learns_digits_each_once():
 
 
 def test_a_fifth_is_for_testing_with_every_class_in_proportion():
-    pytest.importorskip("sklearn")
     data = digits()
     assert data.x_train.shape == (1437, 8, 8, 1)
     assert data.x_test.shape == (360, 8, 8, 1)
@@ -32,24 +27,7 @@ def test_a_fifth_is_for_testing_with_every_class_in_proportion():
 
 
 def test_the_order_is_shuffled_and_never_changes():
-    pytest.importorskip("sklearn")
     data = digits()
     assert len(np.unique(data.y_train[:30])) == 10
     labels = np.concatenate([data.y_train, data.y_test]).astype("<i4").tobytes()
     assert hashlib.sha256(labels).hexdigest()[:16] == "e0823b8962487184"
-
-
-def test_the_word_loads_them_even_next_to_a_folder_of_that_name(tmp_path, monkeypatch):
-    pytest.importorskip("sklearn")
-    (tmp_path / "digits").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert load("digits").name == "digits"
-    assert "got the folder" in refusal(load, "./digits")
-
-
-def test_without_scikit_learn_one_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert refusal(digits) == (
-        'the digits need scikit-learn, which could not be imported: pip install "lastiterate[audit]"'
-    )

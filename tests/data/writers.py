@@ -1,7 +1,5 @@
 """Small files in the original formats, written from their specifications."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import struct

@@ -10,7 +10,8 @@ from lastiterate.integrations.opacus import register_opacus
 
 @pytest.fixture(scope="module")
 def opacus():
-    module = pytest.importorskip("opacus")
+    import opacus as module
+
     register_opacus()
     return module
 

@@ -1,12 +1,7 @@
 """Runs that configurations of jax-privacy describe; the noise is that which jax-privacy itself adds."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import make_dataclass
-from types import SimpleNamespace
 
-import dp_accounting
 import jax
 import numpy as np
 import pytest
@@ -87,14 +82,6 @@ def test_bands_are_a_cycle_of_groups_and_the_guarantee_counts_participations():
     assert li.composition(run).epsilon(DELTA) == pytest.approx(li.composition(gaussian).epsilon(DELTA), rel=1e-9)
 
 
-@of_2_0
-def test_the_accountant_says_which_neighbours():
-    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
-    run = li.DPSGD.from_jax_privacy(bands(accountant=accountant))
-    assert run.neighbours == "replace"
-    assert run.noise_multiplier == pytest.approx(4.0 * np.linalg.norm(STRATEGY))
-
-
 def test_one_band_is_plain_dp_sgd_with_the_noise_that_jax_privacy_calibrates():
     config = bands(strategy=np.array([2.0]), epsilon=1.0, sampling_prob=0.1)
     run = li.DPSGD.from_jax_privacy(config)
@@ -172,21 +159,6 @@ def test_what_cannot_be_read_is_asked_for_or_refused(make, given, words):
         li.DPSGD.from_jax_privacy(make(), **given)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"is_finite_guarantee": False}, "is_finite_guarantee must be True, got False"),
-        ({"noise_multipliers": [(10, 1.0)]}, "noise_multipliers must begin at step 0"),
-        ({"noise_multipliers": [(-3, 1.0)]}, "noise_multipliers must begin at step 0"),
-    ],
-)
-@of_2_0
-def test_parameters_without_a_guarantee_are_refused(changes, sentence):
-    usual = dict(noise_multipliers=1.0, num_samples=1000, delta=DELTA, batch_size=100)
-    with pytest.raises(ValueError, match=sentence):
-        li.DPSGD.from_jax_privacy(analysis.DpParams(**(usual | changes)), steps=50)
-
-
 @pytest.mark.skipif(HAS_ACCOUNTANT, reason="the accountant of jax-privacy 2.0 states the neighbours")
 def test_a_known_number_of_examples_means_zero_out_neighbours_and_noise_must_be_known():
     assert li.DPSGD.from_jax_privacy(bands(num_examples=100)).neighbours == "zero-out"
@@ -194,17 +166,3 @@ def test_a_known_number_of_examples_means_zero_out_neighbours_and_noise_must_be_
         ValueError, match=r"noise_multiplier must be given, got None: use the config that calibrate\(\)"
     ):
         li.DPSGD.from_jax_privacy(bands(noise_multiplier=None))
-
-
-def test_a_config_whose_fields_have_other_names_is_refused():
-    module = dict(__module__="jax_privacy.execution_plan")
-    fields = [("iterations", int), ("strategy", object), ("noise_multiplier", float), ("l2_clip_norm", float)]
-    fields += [("column_normalize", bool), ("truncated_batch_size", object)]
-    values = (24, STRATEGY, 2.0, 3.0, False, None)
-    other = make_dataclass("BandMFConfig", fields, namespace=module)
-    with pytest.raises(ValueError, match=r"fields of jax-privacy 2.0 or 2.2, got a BandMFConfig without accountant"):
-        li.DPSGD.from_jax_privacy(other(*values))
-    plan = SimpleNamespace(neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    other = make_dataclass("BandMFConfig", fields, namespace=module | {"make": lambda self: plan})
-    with pytest.raises(ValueError, match="got a BandMFConfig without sampling_prob or expected_participations"):
-        li.DPSGD.from_jax_privacy(other(*values))

@@ -1,13 +1,10 @@
 """The run that Opacus has trained: how batches were drawn, and how much each step counts."""
 
-import contextlib
-import itertools
-
 import dp_accounting
 import numpy as np
 import pytest
 
-from lastiterate import DPSGD, SGD, Adam, composition, last_iterate, no_amplification
+from lastiterate import DPSGD, SGD, Adam, composition, no_amplification
 from tests.integrations.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
 
 DELTA = 1e-5
@@ -58,59 +55,6 @@ def test_batches_of_a_shuffling_loader_are_not_taken_for_poisson_sampled(opacus,
     assert three_epochs == pytest.approx(6.7347, abs=1e-4)
     assert no_amplification(run).epsilon(DELTA) == pytest.approx(three_epochs, rel=1e-9)
     assert composition(run.replace(sampling="poisson")).epsilon(DELTA) == pytest.approx(2.9561, abs=1e-4)
-
-
-@trains
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_opacus_own_loader_is_poisson_whatever_it_was_made_from(opacus, digits, shuffle):
-    engine, optimizer, loader = trained(opacus, digits, loader_of(digits, shuffle=shuffle), 4, poisson=True)
-    assert DPSGD.from_opacus(engine, loader=loader) == DPSGD(4, 0.1, 1.2)
-    with opacus.utils.batch_memory_manager.BatchMemoryManager(
-        data_loader=loader, max_physical_batch_size=50, optimizer=optimizer
-    ) as split:
-        train_split(optimizer, split)
-        assert DPSGD.from_opacus(engine, loader=split) == DPSGD(14, 0.1, 1.2)
-
-
-def train_split(optimizer, loader):
-    """An epoch in physical batches, of which only the last of a logical one is a step."""
-    import torch
-
-    (parameters,) = (group["params"] for group in optimizer.param_groups)
-    for images, labels in loader:
-        optimizer.zero_grad()
-        for parameter in parameters:
-            parameter.grad_sample = torch.zeros(len(labels), *parameter.shape)
-        optimizer.step()
-        assert len(images) <= 50
-
-
-@trains
-def test_a_shuffling_loader_that_is_split_to_save_memory_still_shuffles(opacus, digits):
-    engine, optimizer, loader = trained(opacus, digits, loader_of(digits, shuffle=True), 10, poisson=False)
-    with opacus.utils.batch_memory_manager.BatchMemoryManager(
-        data_loader=loader, max_physical_batch_size=50, optimizer=optimizer
-    ) as split:
-        assert DPSGD.from_opacus(engine, loader=split).sampling == "shuffled"
-
-
-@trains
-def test_a_smaller_last_batch_is_no_reason_to_think_the_others_smaller(opacus, digits):
-    """1,600 in batches of 300: the first five have 3/16 of the data each, and Opacus records a sixth for all six."""
-    engine, _, loader = trained(opacus, digits, loader_of(digits, 300, shuffle=True), 8, poisson=False)
-    assert engine.accountant.history == [(1.2, 1 / 6, 8)]
-    run = DPSGD.from_opacus(engine, loader=loader)
-    assert (run.steps, run.sample_rate) == (8, 300 / 1600)
-    told = DPSGD.from_opacus(engine, sampling="shuffled")
-    assert told.sample_rate == 1 / 6
-    assert last_iterate(run).epsilon(DELTA) > last_iterate(told).epsilon(DELTA)
-    assert no_amplification(run).epsilon(DELTA) == no_amplification(told).epsilon(DELTA)
-
-
-@trains
-def test_a_loader_that_drops_the_last_batch_has_only_whole_ones(opacus, digits):
-    engine, _, loader = trained(opacus, digits, loader_of(digits, 300, shuffle=True, drop_last=True), 5, poisson=False)
-    assert DPSGD.from_opacus(engine, loader=loader) == DPSGD(5, 1 / 5, 1.2, sampling="shuffled")
 
 
 @trains
@@ -176,26 +120,6 @@ def test_micro_batches_of_a_batch_memory_manager_are_one_step_of_the_same_run_an
     torch.testing.assert_close(micro_model, model, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("rates", [[0.4, 0.4, 0.2], [0.4, 0.4, 0.4, 0.4, 0.4]])
-def test_steps_that_reach_into_the_next_epoch_are_refused_since_an_example_may_be_in_one_twice(opacus, digits, rates):
-    engine, loader = engine_of(opacus), loader_of(digits, 320, shuffle=True)
-    for rate in rates:
-        engine.accountant.step(noise_multiplier=1.0, sample_rate=rate)
-    for options in ({"loader": loader}, {"sampling": "shuffled"}):
-        with pytest.raises(ValueError, match="an example could be in one step twice"):
-            DPSGD.from_opacus(engine, **options)
-
-
-def test_without_loader_or_sampling_nothing_is_guessed(trained_engine):
-    with pytest.raises(ValueError, match=r"loader or sampling must be given, got neither: .* pass the loader"):
-        DPSGD.from_opacus(trained_engine)
-    assert DPSGD.from_opacus(trained_engine, sampling="poisson") == DPSGD(10, 0.1, 1.0)
-    assert DPSGD.from_opacus(trained_engine, sampling="shuffled") == DPSGD(10, 0.1, 1.0, sampling="shuffled")
-    assert DPSGD.from_opacus(trained_engine, sampling="fixed") == DPSGD(10, 0.1, 1.0, sampling="fixed")
-    with pytest.raises(ValueError, match="sampling must be one of poisson, fixed, shuffled, full, got 'bootstrap'"):
-        DPSGD.from_opacus(trained_engine, sampling="bootstrap")
-
-
 def test_a_loader_and_a_word_that_contradict_each_other_are_refused(opacus, digits, trained_engine):
     shuffling = loader_of(digits, shuffle=True)
     poisson = opacus.data_loader.DPDataLoader.from_data_loader(shuffling)
@@ -217,86 +141,6 @@ def test_samplers_that_no_analysis_describes_are_refused_by_name(digits, trained
     }
     with pytest.raises(ValueError, match=f"got {name}: "):
         DPSGD.from_opacus(trained_engine, loader=loader_of(digits, sampler=samplers[name]()))
-
-
-def test_samplers_of_ones_own_are_refused_even_if_they_descend_from_known_ones(opacus, digits, trained_engine):
-    import torch
-
-    class Mine(torch.utils.data.RandomSampler):
-        def __iter__(self):
-            return iter([0] * len(self))
-
-    class MyBatches(torch.utils.data.BatchSampler):
-        def __iter__(self):
-            return iter([[0, 1]] * len(self))
-
-    class MyPoisson(opacus.utils.uniform_sampler.UniformWithReplacementSampler):
-        def __iter__(self):
-            return iter([[0, 1]] * len(self))
-
-    shuffled = torch.utils.data.RandomSampler(digits)
-    for name, loader in {
-        "Mine": loader_of(digits, sampler=Mine(digits)),
-        "MyBatches": torch.utils.data.DataLoader(digits, batch_sampler=MyBatches(shuffled, 160, False)),
-        "MyPoisson": torch.utils.data.DataLoader(digits, batch_sampler=MyPoisson(num_samples=1600, sample_rate=0.1)),
-    }.items():
-        with pytest.raises(ValueError, match=f"got {name}: this sampler is not known"):
-            DPSGD.from_opacus(trained_engine, loader=loader)
-
-
-@contextlib.contextmanager
-def one_process():
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def test_opacus_distributed_sampler_is_poisson_unless_it_skips_empty_batches(opacus, digits, trained_engine):
-    import torch
-
-    with one_process():
-        loader = opacus.data_loader.DPDataLoader(digits, sample_rate=0.1, distributed=True)
-        assert DPSGD.from_opacus(trained_engine, loader=loader) == DPSGD(10, 0.1, 1.0)
-        few = torch.utils.data.TensorDataset(*digits[:20])
-        small = opacus.data_loader.DPDataLoader(few, sample_rate=0.1, distributed=True)
-    with pytest.raises(ValueError, match="an expected 2 examples a batch: this sampler skips empty batches"):
-        DPSGD.from_opacus(trained_engine, loader=small)
-
-
-def test_a_loader_of_another_training_is_refused(opacus, digits, trained_engine):
-    other = opacus.data_loader.DPDataLoader.from_data_loader(loader_of(digits, 320))
-    with pytest.raises(ValueError, match=r"got a loader with 5 batches per epoch, but recorded sample rates 0\.1: "):
-        DPSGD.from_opacus(trained_engine, loader=other)
-
-
-@trains
-def test_a_noise_schedule_gives_one_noise_a_step(opacus, digits):
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0)
-    scheduler = opacus.schedulers.ExponentialNoise(optimizer, gamma=0.5)
-    for _ in range(3):
-        train(model, optimizer, loader, steps=2)
-        scheduler.step()
-    expected = DPSGD(steps=6, sample_rate=0.1, noise_multiplier=[1.0, 1.0, 0.5, 0.5, 0.25, 0.25])
-    assert DPSGD.from_opacus(engine, loader=loader) == expected
-
-
-@trains
-def test_the_optimizer_weights_the_steps_and_its_learning_rate_becomes_one_of_the_sum(opacus, digits):
-    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer(**options), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=4)
-    expected = SGD(learning_rate=0.5 / 160, momentum=0.9, nesterov=True, weight_decay=0.1 * 160)
-    assert DPSGD.from_opacus(engine, optimizer, loader) == DPSGD(4, 0.1, 1.0, clip_norm=0.7, optimizer=expected)
-    with pytest.raises(ValueError, match="optimizer must be the one that make_private returned, got SGD"):
-        DPSGD.from_opacus(engine, optimizer.original_optimizer, loader)
-    schedule = SGD(learning_rate=[1.0, 2.0, 3.0, 4.0])
-    assert DPSGD.from_opacus(engine, schedule, loader) == DPSGD(4, 0.1, 1.0, optimizer=schedule)
 
 
 HYPERPARAMETERS = [
@@ -383,54 +227,9 @@ def test_adam_is_read_with_eps_and_l2_decay_in_terms_of_sums(opacus, digits, nam
         DPSGD.from_opacus(engine, expected, loader, scheduler)
 
 
-@trains
-def test_adam_that_is_not_one_adam_on_sums_is_refused(opacus, digits, trained_engine):
-    private = make_private(trained_engine, digits, *model_and_optimizer("Adam", amsgrad=True), noise_multiplier=1.0)[1]
-    with pytest.raises(ValueError, match="optimizer must be Adam without amsgrad"):
-        DPSGD.from_opacus(trained_engine, private, sampling="poisson")
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, *model_and_optimizer("Adam"), noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=1)
-    model, optimizer, loader = make_private(engine, digits, model, optimizer, batch_size=320, noise_multiplier=1.0)
-    train(model, optimizer, loader, steps=1)
-    with pytest.raises(ValueError, match=r"one sample rate with Adam, got 0\.1 to 0\.2"):
-        DPSGD.from_opacus(engine, optimizer, sampling="poisson")
-
-
 def test_adaptive_clipping_is_refused_since_nobody_recorded_the_norms(digits, trained_engine):
     adaptive = dict.fromkeys(("target_unclipped_quantile", "clipbound_learning_rate", "min_clipbound"), 0.5)
     options = {"clipping": "adaptive", "max_clipbound": 2.0, "unclipped_num_std": 10.0, **adaptive}
     private = make_private(trained_engine, digits, *model_and_optimizer(), noise_multiplier=1.0, **options)
     with pytest.raises(ValueError, match="optimizer must clip to a constant norm, got AdaClipDPOptimizer"):
         DPSGD.from_opacus(trained_engine, private[1], sampling="poisson")
-
-
-def test_parameter_groups_must_be_alike(digits, trained_engine):
-    import torch
-
-    for decay in (0.0, 0.1):
-        model = torch.nn.Linear(64, 10)
-        groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": decay}]
-        optimizer = torch.optim.SGD(groups, lr=0.1)
-        optimizer = make_private(trained_engine, digits, model, optimizer, noise_multiplier=1.0)[1]
-        if not decay:
-            assert DPSGD.from_opacus(trained_engine, optimizer, sampling="poisson").optimizer == SGD(0.1 / 160)
-            continue
-        with pytest.raises(ValueError, match="alike, got groups that differ in weight_decay"):
-            DPSGD.from_opacus(trained_engine, optimizer, sampling="poisson")
-
-
-def test_an_engine_that_saw_no_training_is_refused(opacus):
-    with pytest.raises(ValueError, match="train first"):
-        DPSGD.from_opacus(engine_of(opacus))
-    with pytest.raises(ValueError, match="privacy_engine must be an Opacus PrivacyEngine, got str"):
-        DPSGD.from_opacus("engine")
-
-
-def test_every_number_of_batches_is_recognised_as_its_own(opacus, digits):
-    """Opacus' 1 / (1 / n) is not always n: of 49 batches it makes 48, and records a rate above the real one."""
-    for batches in itertools.chain(range(1, 60), (93, 103, 107, 161)):
-        engine = engine_of(opacus)
-        loader = opacus.data_loader.DPDataLoader(digits, sample_rate=1.0 / batches)
-        engine.accountant.step(noise_multiplier=1.0, sample_rate=1.0 / len(loader))
-        assert DPSGD.from_opacus(engine, loader=loader).sample_rate >= loader.sample_rate

@@ -1,7 +1,5 @@
 """Schedulers of PyTorch, read off a training by Opacus: the rate of each step is the one that it had."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -73,12 +71,6 @@ def test_a_scheduler_stepped_after_each_epoch_is_read(opacus, digits, steps):
 
 
 @trains
-def test_a_scheduler_that_was_never_stepped_has_its_first_rate(opacus, digits):
-    *given, rates = trained(opacus, digits, SCHEDULERS["LinearLR"], 5, every=100)
-    assert DPSGD.from_opacus(*given).optimizer == SGD(rates / 400) == SGD(np.full(5, 0.1 / 400))
-
-
-@trains
 def test_what_cannot_be_read_is_asked_for(opacus, digits):
     *given, _ = trained(opacus, digits, SCHEDULERS["ExponentialLR"], 12, every=2)
     with pytest.raises(
@@ -97,61 +89,3 @@ def test_what_cannot_be_read_is_asked_for(opacus, digits):
     optimizer.param_groups[0]["lr"] = 0.7
     with pytest.raises(ValueError, match=r"must have the learning rate that scheduler has given it, 0\.25, got 0\.7: "):
         DPSGD.from_opacus(engine, optimizer, loader, scheduler)
-
-
-@trains
-def test_schedulers_of_losses_of_momentum_and_of_ones_own_are_refused(opacus, digits):
-    import torch
-
-    class Mine(torch.optim.lr_scheduler.StepLR):
-        pass
-
-    makers = {
-        "ReduceLROnPlateau": lambda s, o: s.ReduceLROnPlateau(o),
-        "OneCycleLR": lambda s, o: s.OneCycleLR(o, 0.1, total_steps=9),
-        "Mine": lambda s, o: Mine(o, 2),
-        "int": lambda s, o: 3,
-    }
-    for name, make in makers.items():
-        *given, _ = trained(opacus, digits, make, 1, every=100, momentum=0.9)
-        sentence = "got int, which does not" if name == "int" else f"scheduler must be one of LambdaLR, .*got {name}; "
-        with pytest.raises(ValueError, match=sentence):
-            DPSGD.from_opacus(*given)
-
-
-@trains
-def test_a_scheduler_of_another_optimizer_or_of_unlike_groups_is_refused(opacus, digits):
-    import torch
-
-    engine, optimizer, loader, *_ = trained(opacus, digits, SCHEDULERS["StepLR"], 2)
-    other = torch.optim.lr_scheduler.StepLR(model_and_optimizer()[1], 2)
-    with pytest.raises(ValueError, match="scheduler must belong to optimizer, got StepLR, which does not"):
-        DPSGD.from_opacus(engine, optimizer, loader, other)
-
-    model = torch.nn.Linear(64, 10)
-    groups = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(engine, digits, model, groups, batch_size=400, noise_multiplier=1.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: 1.0, lambda t: 1.0 + (t == 1)])
-    for _ in range(2):
-        train(model, optimizer, loader, 1)
-        scheduler.step()
-    with pytest.raises(ValueError, match=r"alike, got learning rates \[0\.1, 0\.2\]"):
-        DPSGD.from_opacus(engine, optimizer, loader, scheduler)
-
-
-@trains
-def test_schedulers_of_noise_are_in_the_record_and_those_of_clipping_norms_are_refused(opacus, digits):
-    engine = engine_of(opacus)
-    model, optimizer, loader = make_private(
-        engine, digits, *model_and_optimizer(), batch_size=400, noise_multiplier=1.0
-    )
-    noise = opacus.schedulers.StepNoise(optimizer, step_size=1, gamma=0.5)
-    for _ in range(3):
-        train(model, optimizer, loader, 1)
-        noise.step()
-    run = DPSGD.from_opacus(engine, optimizer, loader, noise)
-    assert run == DPSGD(3, 0.25, [1.0, 0.5, 0.25], clip_norm=0.7, optimizer=SGD(0.5 / 400))
-    clip = opacus.schedulers.ExponentialGradClip(optimizer, gamma=0.5)
-    with pytest.raises(ValueError, match="scheduler must not change the clipping norm, got ExponentialGradClip"):
-        DPSGD.from_opacus(engine, optimizer, loader, clip)

@@ -1,7 +1,5 @@
 """Tiny language models with random weights, and dialogues that use two thirds of their words."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import socket
@@ -125,8 +123,6 @@ def logits(model, ids):
 
 
 def _build(tmp_path_factory, family, **changes):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     return build(tmp_path_factory.mktemp(family.lower()), family, **changes)
 
 
@@ -146,7 +142,8 @@ def build(folder, family, **changes):
 
 def _tokenizer(transformers):
     """A token a word, and one for the end of a line."""
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     words = {word: number for number, word in enumerate([*SPECIAL, *SPOKEN, *UNSPOKEN])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     split = tokenizers.pre_tokenizers.Split

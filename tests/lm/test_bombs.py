@@ -1,18 +1,12 @@
 """Models and texts that want to become large are refused before memory is taken, in a real process that is watched."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 
 import pytest
 
-pytest.importorskip("torch", reason="language models need PyTorch")
-pytest.importorskip("transformers", reason="language models need transformers")
-
 from lastiterate.data.files import VARIABLE
-from lastiterate.lm.tokens import described_growth
 from tests.bombs import Answer, answers, assert_refused, gzipped
 
 WHOLE = f"at most 1,073,741,824 bytes, the limit {VARIABLE}"
@@ -111,31 +105,3 @@ def _write(path, content):
             file.truncate(2**40)
     else:
         path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("description", "growth"),
-    [
-        ({}, 1),
-        ({"normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}}, 4),  # GPT-2
-        ({"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "ByteLevel"}}, 12),  # Qwen
-        (
-            {
-                "normalizer": {
-                    "type": "Sequence",
-                    "normalizers": [
-                        {"type": "Prepend", "prepend": "_"},
-                        {"type": "Replace", "pattern": {"String": " "}, "content": "_"},
-                    ],
-                }
-            },
-            2,
-        ),  # Llama
-        ({"normalizer": {"type": "Replace", "pattern": {"String": "``"}, "content": '"'}}, 1),
-        ({"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "ab"}}, 3),
-        ({"normalizer": {"type": "Sequence", "normalizers": [DOUBLES] * 2000}}, float("inf")),
-        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAABhAGFiYwA="}}, 3),
-    ],
-)
-def test_growth_is_that_of_all_steps_together(description, growth):
-    assert described_growth(description) == growth

@@ -1,7 +1,5 @@
 """Noise on sums of gradients: normal, independent, and the same on any number of cores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -52,29 +50,3 @@ def test_noise_is_the_same_on_any_number_of_cores(threads):
     threads(3)
     assert torch.equal(alone, noise_of(5))
     assert not torch.equal(alone, noise_of(6))
-
-
-def test_noise_is_added_to_what_is_there():
-    total = {name: value + 2.0 for name, value in sums().items()}
-    noise.add_noise(total, noise.streams(ENTRIES, CPU, np.random.default_rng(5)), 0.5)
-    added = torch.cat([value.reshape(-1) for value in total.values()])
-    assert torch.allclose(added, 2.0 + noise_of(5, scale=0.5))
-
-
-def test_streams_have_seeds_of_their_own():
-    class Twice:
-        """Draws seeds that PyTorch would take for equal ones, then others."""
-
-        def __init__(self) -> None:
-            self.drawn = [np.array([7, 7 + 2**32]), np.array([7, 8])]
-
-        def integers(self, most: int, size: int) -> np.ndarray:
-            return self.drawn.pop(0)
-
-    made = noise.streams(2 * 2**20, CPU, Twice())  # type: ignore[arg-type]
-    assert [each.initial_seed() for each in made] == [7, 8]
-
-
-def test_small_models_have_one_stream_as_they_always_had():
-    (made,) = noise.streams(260_032, CPU, np.random.default_rng([1, 2]))
-    assert made.initial_seed() == int(np.random.default_rng([1, 2]).integers(2**63))

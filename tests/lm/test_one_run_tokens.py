@@ -1,12 +1,8 @@
 """One fine-tuning with many canaries: each is looked for where the others are not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
+import torch
 
 import lastiterate as li
 from lastiterate.attacks.released_iterates import noise_unit
@@ -44,8 +40,3 @@ def test_an_audit_of_one_run(problem, tmp_path):
     assert set(result.estimates) == {*ONE_RUN_METHODS}
     assert result.perplexity is not None
     assert result.scores_in.mean() > result.scores_out.mean()
-
-
-def test_more_canaries_than_tokens_are_refused_with_the_way_out(problem):
-    with pytest.raises(ValueError, match=r"models must be at most \d+, .* got 999: add tokens to the model, as with"):
-        li.audit(RUN, problem, OneRunTokens(), models=999)

@@ -1,16 +1,12 @@
 """Files of texts and dialogues, each format from a file as small as it can be."""
 
-from __future__ import annotations
-
 import gzip
 import json
 
 import pytest
 
-pytest.importorskip("transformers", reason="the package of language models needs the extra lm")
-
 from lastiterate.lm.texts import Texts, read_texts, split_texts
-from tests.data.writers import SHARED, refusal
+from tests.data.writers import refusal
 
 CONVAI2 = (
     "1 your persona: i like x.\n"
@@ -37,30 +33,6 @@ def test_convai2_has_one_text_a_dialogue_without_candidates_and_personas(tmp_pat
     assert texts == Texts(("hello ?\nhi .\nand you ?\nme too .", "who is there ?"), "dialogue")
 
 
-def test_personas_come_first_if_asked_for(tmp_path):
-    texts = read_texts(write(tmp_path, CONVAI2), persona=True)
-    assert texts.texts[0].split("\n")[:3] == ["your persona: i like x.", "partner's persona: i like y.", "hello ?"]
-    assert texts.texts[1] == "your persona: i sing.\nwho is there ?"
-
-
-def test_convai2_without_personas_is_told_by_its_tabs(tmp_path):
-    texts = read_texts(write(tmp_path, "1 a\tb\t\tb|c\n2 d\te\t\te|f\n1 g\th\n"))
-    assert texts == Texts(("a\nb\nd\ne", "g\nh"), "dialogue")
-
-
-def test_a_number_that_is_missing_does_not_put_two_dialogues_into_one(tmp_path):
-    path = write(tmp_path, "1 a\tb\n2 c\td\n2 e\tf\n")
-    assert "'2 e\\tf' on line 3 instead of number 3, or 1" in refusal(read_texts, path)
-    assert "'words' on line 2" in refusal(read_texts, write(tmp_path, "1 a\tb\nwords\n"))
-
-
-def test_a_dialogue_without_turns_is_refused(tmp_path):
-    path = write(tmp_path, "1 your persona: a\n1 your persona: b\n2 c\td\n")
-    assert "no dialogue without words, got one on line 1" in refusal(read_texts, path)
-    path = write(tmp_path, "1 a\tb\n2 c\td\n1 your persona: a\n")
-    assert "no dialogue without words, got one on line 3" in refusal(read_texts, path)
-
-
 @pytest.mark.parametrize("key", ["turns", "dialog", "utterances"])
 def test_json_lines_with_turns_are_dialogues(tmp_path, key):
     texts = read_texts(write_lines(tmp_path, {key: ["a ", "", "b"]}, {"id": 3, key: ["c\u2028d"]}))
@@ -72,34 +44,9 @@ def test_json_lines_with_messages_keep_their_roles(tmp_path):
     assert read_texts(write_lines(tmp_path, {"messages": messages})) == Texts(("user: a\nassistant: b",), "dialogue")
 
 
-def test_json_lines_with_text_are_texts(tmp_path):
-    texts = read_texts(write_lines(tmp_path, {"text": "a\n\nb", "turns": ["no"]}, {"text": "c"}))
-    assert texts == Texts(("a\n\nb", "c"), "text")
-
-
-@pytest.mark.parametrize("names", [("your_persona", "partner_persona"), ("user1_persona", "user2_persona")])
-def test_json_lines_may_have_personas(tmp_path, names):
-    path = write_lines(tmp_path, {"turns": ["a"], names[1]: ["q"], names[0]: ["p", "o"]}, {"turns": ["b"]})
-    assert read_texts(path).texts == ("a", "b")
-    with_personas = read_texts(path, persona=True).texts
-    assert [line.split(": ")[-1] for line in with_personas[0].split("\n")] == ["p", "o", "q", "a"]
-    assert with_personas[1] == "b"
-
-
-def test_both_forms_of_personachat_give_the_same_texts(tmp_path):
-    record = {"your_persona": ["i like x."], "partner_persona": ["i like y."], "turns": ["hello ?", "hi ."]}
-    as_text = write(tmp_path, "\n".join(CONVAI2.split("\n")[:3]))
-    for persona in (False, True):
-        assert read_texts(write_lines(tmp_path, record), persona=persona) == read_texts(as_text, persona=persona)
-
-
 def test_plain_texts_are_separated_by_blank_lines(tmp_path):
     path = write(tmp_path, "\ufeff\na\n b\n\n \t\n\nc\r\n\n")
     assert read_texts(path) == Texts(("a\n b", "c"), "text")
-
-
-def test_plain_text_without_blank_lines_has_one_text_a_line(tmp_path):
-    assert read_texts(write(tmp_path, "1 apple\n2 pears\nfigs\n\n")) == Texts(("1 apple", "2 pears", "figs"), "text")
 
 
 @pytest.mark.parametrize("content", [CONVAI2, '{"text": "a"}\n{"text": "b"}\n', "a\n\nb\n", "a\nb"])
@@ -140,22 +87,6 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path, content, word
     assert str(path) in message
 
 
-def test_files_that_are_no_text_are_refused(tmp_path):
-    path = tmp_path / "some.txt"
-    assert "nothing is there" in refusal(read_texts, path)
-    assert "got a folder" in refusal(read_texts, tmp_path)
-    path.write_bytes(b"a\nb\xff\n")
-    assert "must be UTF-8, got byte 0xff on line 2" in refusal(read_texts, path)
-    path.write_bytes(gzip.compress(b"a\nb\n" * 99)[:-9])
-    assert "damaged" in refusal(read_texts, path)
-
-
-def test_personas_that_are_not_there_cannot_be_asked_for(tmp_path):
-    path = write(tmp_path, "a\nb\n")
-    assert "persona must be False" in refusal(lambda: read_texts(path, persona=True))
-    assert "persona must be True or False, got 1" in refusal(lambda: read_texts(path, persona=1))
-
-
 def test_a_held_out_share_is_the_same_every_time_and_leaves_the_rest():
     texts = Texts(tuple(f"text {number}" for number in range(50)), "dialogue")
     train, held_out = split_texts(texts, 0.2, seed=7)
@@ -170,30 +101,6 @@ def test_a_held_out_share_is_the_same_every_time_and_leaves_the_rest():
     assert split_texts(texts, 0.2, seed=8)[1] != held_out
 
 
-@pytest.mark.parametrize(
-    ("held_out", "seed", "words"),
-    [
-        (0.0, 1, "held_out must be in (0, 1), got 0.0"),
-        (1.0, 1, "held_out must be in (0, 1), got 1.0"),
-        (0.01, 1, "at least one text on each side, got 0.01 of 4, which is 0"),
-        (0.99, 1, "at least one text on each side, got 0.99 of 4, which is 4"),
-        (0.5, -1, "seed must be an integer"),
-    ],
-)
-def test_a_split_has_something_on_both_sides(held_out, seed, words):
-    assert words in refusal(split_texts, Texts(("a", "b", "c", "d"), "text"), held_out, seed)
-
-
-@pytest.mark.skipif(not (SHARED / "personachat_valid.jsonl").exists(), reason="PersonaChat is not there")
-def test_real_dialogues_are_read():
-    real = read_texts(SHARED / "personachat_valid.jsonl", persona=True)
-    assert (len(real), real.unit) == (1000, "dialogue")
-    assert real.texts[0].startswith("your persona: i read twenty books a year.\n")
-    synthetic = read_texts(SHARED / "synthetic_persona_chat_valid.jsonl.gz", persona=True)
-    assert (len(synthetic), synthetic.unit) == (1000, "dialogue")
-    assert synthetic.texts[0].startswith("user 1's persona: I love to bake cookies.\n")
-
-
 def test_texts_of_json_lines_have_an_owner_if_asked(tmp_path):
     file = tmp_path / "d.jsonl"
     records = [{"text": f"text {place}", "user": user} for place, user in enumerate(["a", 7, "a", "7", "b", "a"])]
@@ -206,22 +113,3 @@ def test_texts_of_json_lines_have_an_owner_if_asked(tmp_path):
     both = {(text, person) for side in (kept, held) for text, person in zip(side.texts, side.people, strict=True)}
     assert both == set(zip(texts.texts, texts.people, strict=True))
     assert read_texts(file).people is None
-
-
-@pytest.mark.parametrize("person", [None, True, 1.5, "", ["a"]])
-def test_a_text_of_nobody_is_refused_with_its_line(tmp_path, person):
-    file = tmp_path / "d.jsonl"
-    file.write_text(json.dumps({"text": "a", "user": "b"}) + "\n" + json.dumps({"text": "a", "user": person}))
-    with pytest.raises(ValueError, match=r"must name the person of each text in 'user', .* on line 2"):
-        read_texts(file, by="user")
-
-
-def test_only_json_lines_say_whose_a_text_is(tmp_path):
-    file = tmp_path / "d.txt"
-    file.write_text("hello\nthere\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"by must be None for .*, got 'user': only JSON lines have fields"):
-        read_texts(file, by="user")
-    with pytest.raises(ValueError, match="people must be one for each of 2 texts, got 1"):
-        Texts(("a", "b"), "text", ("me",))
-    with pytest.raises(ValueError, match="group_size must be 1 for texts without people"):
-        read_texts(file).at_most(2)

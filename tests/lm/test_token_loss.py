@@ -1,10 +1,7 @@
 """The gradient in the logits is that of cross-entropy, in place or not."""
 
-from __future__ import annotations
-
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
+import torch
 
 from lastiterate.lm.tokens import logit_gradient, token_weights
 

@@ -1,16 +1,7 @@
 """Texts become tokens, are cut and padded, and what no text contains is known."""
 
-from __future__ import annotations
-
-import logging
-
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need PyTorch")
-transformers = pytest.importorskip("transformers", reason="language models need transformers")
-tokenizers = pytest.importorskip("tokenizers")
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,29 +28,6 @@ def test_texts_are_encoded_as_the_tokenizer_does_with_its_special_tokens(tokeniz
         [BEGIN, *numbers("i", "like", "cat")],
         [BEGIN, *numbers("yes", "\n", "no")],
     ]
-
-
-def test_texts_longer_than_the_model_can_read_are_encoded_whole_and_without_a_word(tiny_llama):
-    tokenizer = load_tokenizer(tiny_llama)
-    tokenizer.model_max_length = 8
-    said, listener = [], logging.Handler()
-    listener.emit = said.append
-    transformers.utils.logging.add_handler(listener)
-    try:
-        assert len(encode(tokenizer, ["cat " * 1000])[0]) == 1001
-    finally:
-        transformers.utils.logging.remove_handler(listener)
-    assert not said
-
-
-def test_texts_may_come_from_an_iterator(tokenizer):
-    found = encode(tokenizer, (text for text in ("yes", "no")))
-    assert [ids.tolist() for ids in found] == [[BEGIN, *numbers("yes")], [BEGIN, *numbers("no")]]
-
-
-def test_a_text_that_predicts_nothing_is_refused_and_shown(tokenizer):
-    with pytest.raises(ValueError, match=r"^texts must have at least two tokens, got ' '$"):
-        encode(tokenizer, ["i like cat", " "])
 
 
 def test_examples_are_cut_at_the_end_and_padded_with_zeros_on_the_right():
@@ -90,43 +58,3 @@ def test_unseen_tokens_are_in_order_and_never_special(tokenizer):
     assert found.tolist() == sorted(numbers(*expected))
     assert found.dtype == np.int64
     assert LINE in unseen_tokens(tokenizer, encode(tokenizer, ["yes"]))
-
-
-def test_where_nothing_is_said_all_but_special_tokens_are_unseen(tokenizer):
-    assert unseen_tokens(tokenizer, []).tolist() == [LINE, *numbers(*SPOKEN, *UNSPOKEN)]
-
-
-def test_tokens_added_as_special_are_special(tiny_llama):
-    tokenizer = load_tokenizer(tiny_llama)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
-    tokenizer.add_tokens(["plain"])
-    found = unseen_tokens(tokenizer, [])
-    assert tokenizer.convert_tokens_to_ids("<turn>") not in found
-    assert tokenizer.convert_tokens_to_ids("plain") in found
-
-
-def test_a_text_that_the_tokenizer_would_make_too_long_is_refused_before_it_does(tiny_llama):
-    tokenizer = load_tokenizer(tiny_llama)
-    double = tokenizers.normalizers.Replace("x", "xx")
-    tokenizer.backend_tokenizer.normalizer = tokenizers.normalizers.Sequence([double] * 10)
-    assert len(encode(tokenizer, ["yes x"])[0]) == 3
-    with pytest.raises(ValueError, match=r"at most 67,108,864 characters, .*, got 100,000 that may become 1024 times"):
-        encode(tokenizer, ["x" * 100_000])
-
-
-def test_tokens_that_are_put_around_every_text_count(tiny_llama, monkeypatch):
-    tokenizer = load_tokenizer(tiny_llama)
-    monkeypatch.setenv("LASTITERATE_MAX_BYTES", "1600")
-    assert len(encode(tokenizer, ["yes " * 20])[0]) == 21
-    many = [("<bos>", NUMBERS["<bos>"])]
-    template = tokenizers.processors.TemplateProcessing("<bos> " * 50 + "$A", None, many)
-    tokenizer.backend_tokenizer.post_processor = template
-    with pytest.raises(ValueError, match="and 50 tokens around them: set that environment variable"):
-        encode(tokenizer, ["yes " * 20])
-
-
-def test_texts_are_encoded_in_batches_and_stay_in_their_order(tokenizer, monkeypatch):
-    monkeypatch.setattr("lastiterate.lm.tokens._CHARACTERS_AT_ONCE", 10)
-    texts = ["i like cat", "yes", "no", "i like the old dog", "yes"]
-    found = [ids.tolist() for ids in encode(tokenizer, texts)]
-    assert found == [[BEGIN, *numbers(*text.split())] for text in texts]

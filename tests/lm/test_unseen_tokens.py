@@ -1,22 +1,18 @@
 """Canaries of unseen tokens: which are chosen, what their scores are, and audits of tiny models from end to end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
+import torch
 
 import lastiterate as li
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.auditing.stores.store import Store
-from lastiterate.lm import TextProblem, Texts, UnseenTokens
+from lastiterate.lm import TextProblem, UnseenTokens
 from lastiterate.lm.fine_tuning import Model, TextReferences, train_models
 from lastiterate.lm.text_problem import load
-from lastiterate.lm.unseen_tokens import candidates, find_direction
+from lastiterate.lm.unseen_tokens import find_direction
 from tests.lm.conftest import SPECIAL, SPOKEN
 
 RUN = li.DPSGD(4, 0.5, 0.6, clip_norm=0.5, optimizer=li.SGD(0.02))
@@ -31,24 +27,6 @@ def problem(tiny_llama, tiny_texts):
 
 def crafted(problem, attack, run=RUN):
     return attack.craft(run, problem, TextReferences(0, progress=False))
-
-
-def test_candidates_are_sequences_of_unseen_tokens_with_one_two_four_different():
-    unseen = np.arange(40, 64)
-    found = candidates(unseen, 8, 9, seed=1)
-    assert [len(set(each)) for each in found] == [1, 2, 4, 8, 1, 2, 4, 8, 1]
-    assert all(len(each) == 8 and set(each) <= set(unseen.tolist()) for each in found)
-    assert found == candidates(unseen, 8, 9, seed=1) != candidates(unseen, 8, 9, seed=2)
-
-
-def test_no_unseen_token_is_refused_with_the_way_out(tiny_llama, tiny_texts):
-    everything = Texts((*tiny_texts.texts, " ".join(f"never{i}" for i in range(64 - UNSEEN))), "dialogue")
-    problem = TextProblem.of(tiny_llama, everything, None)
-    with pytest.raises(ValueError, match=r"all occur: add tokens to the model, as with added_tokens=16"):
-        li.audit(RUN, problem, models=2, progress=False)
-    with_added = TextProblem.of(tiny_llama, everything, None, added_tokens=4)
-    facts = crafted(with_added, UnseenTokens(candidates=2, references=8))
-    assert set(facts["canary"]) <= {64, 65, 66, 67}
 
 
 @pytest.mark.parametrize("score", ["gradient", "rows"])
@@ -91,11 +69,6 @@ def test_each_score_of_a_model_is_what_it_says(problem):
         tokens = torch.tensor([facts["canary"]])
         expected = -float(model(input_ids=tokens, labels=tokens).loss)
     assert loss.score(loaded, moved) == pytest.approx((expected - 0.25) / 2.0, rel=1e-4)
-
-
-def test_the_chosen_canary_shows_more_than_the_first_candidate_in_rows(problem):
-    one, best = (crafted(problem, UnseenTokens("rows", candidates=count, references=8)) for count in (1, 16))
-    assert best["share"] > one["share"]
 
 
 @pytest.mark.slow
@@ -152,18 +125,3 @@ def test_an_interrupted_audit_resumes_with_the_same_scores(problem, tmp_path, mo
     resumed = li.audit(RUN, slower, attack, models=4, store=tmp_path / "a.sqlite", **QUICK)
     np.testing.assert_allclose(resumed.scores_in, whole.scores_in, atol=1e-3)
     np.testing.assert_allclose(resumed.scores_out, whole.scores_out, atol=1e-3)
-
-
-def test_rows_are_refused_where_embeddings_are_not_trained(tiny_llama, tiny_texts):
-    pytest.importorskip("peft", reason="adapters need peft")
-    problem = TextProblem.of(tiny_llama, tiny_texts, None, trained="lora")
-    with pytest.raises(ValueError, match=r"score must be 'gradient' or 'loss' where no embeddings are trained"):
-        crafted(problem, UnseenTokens("rows"))
-
-
-def test_crafting_trains_as_many_models_as_those_counted_call_for():
-    assert [UnseenTokens().references_for(counted) for counted in (2, 128, 192, 256, 4096)] == [8, 8, 12, 16, 16]
-    assert UnseenTokens("loss").references_for(2) == 16  # its noise is measured on them
-    assert UnseenTokens(references=40).references_for(2) == 40
-    assert UnseenTokens(candidates=1).to_craft(2) == 8
-    assert UnseenTokens().to_craft(2) == 9  # another one to choose the canary by

@@ -31,19 +31,3 @@ def test_infinite_epsilons_and_signals_without_a_value_are_drawn(result, tmp_pat
     save(comparison_chart(audits), tmp_path / "p.svg")
     assert "odd*: inconclusive" in (tmp_path / "p.svg").read_text(encoding="utf-8")
     assert "inf" in str(comparison_table(audits))
-
-
-def test_a_method_that_only_one_audit_has_leaves_the_other_a_gap(result):
-    other = replace(result, estimates={"clopper-pearson": result.estimates["clopper-pearson"]})
-    spec = comparison_chart([ComparedAudit("both", result), ComparedAudit("one", other)]).to_dict()
-    panels = [panel["title"]["text"] for row in spec["vconcat"] for panel in row["hconcat"]]
-    assert [" ".join(title) for title in panels] == [
-        "signal d'", "Clopper-Pearson (any mechanism)", "Gaussian DP family", "cost in seconds"
-    ]  # fmt: skip
-    assert '"text": "-"' in json.dumps(spec)
-
-
-def test_nothing_found_by_anybody_is_still_a_picture(result):
-    nothing = changed(result, **{"clopper-pearson": 0.0, "gdp": 0.0})
-    spec = comparison_chart([ComparedAudit("a", nothing), ComparedAudit("b", nothing)]).to_dict()
-    assert '"text": "0"' in json.dumps(spec)

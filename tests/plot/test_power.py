@@ -1,14 +1,10 @@
 """The pictures of an audit's power and of its waterfall have all that the tables have."""
 
 import json
-import math
-from dataclasses import replace
 
 import pytest
 
 import lastiterate as li
-from lastiterate.plot.chart_file import save
-from lastiterate.plot.roc import waterfall_panel
 
 RUN = li.DPSGD(100, 0.1, 0.94)
 
@@ -26,26 +22,3 @@ def test_the_picture_shows_what_it_takes_or_that_nothing_does(one_run, noise):
     assert ("canaries (log scale)" in spec) == one_run
     assert f'"models": {found.models}, "chance": {json.dumps(found.chance)}' in spec
     assert "a heuristic" in spec
-
-
-def test_power_is_written_as_a_file(tmp_path):
-    save(li.power(RUN, 200, methods=["clopper-pearson"], leaks_noise=0.3).plot(), tmp_path / "p.svg")
-    assert "probability that the claim is refuted" in (tmp_path / "p.svg").read_text(encoding="utf-8")
-
-
-def test_the_waterfall_has_a_bar_for_each_level_and_its_sentences():
-    result = li.audit(RUN, None, "adversarial", 200, methods=["gdp"])
-    spec = waterfall_panel(result, 700).to_dict()
-    text = json.dumps(spec, allow_nan=False)
-    for step in result.waterfall:
-        assert f'"name": "{step.name}"' in text
-        assert step.words[:40] in text
-    assert text.index('"guarantee"') < text.index('"found"')
-
-
-def test_a_level_without_a_finite_epsilon_is_left_out_of_the_waterfall():
-    result = li.audit(RUN, None, "adversarial", 50, methods=["gdp"])
-    odd = {name: replace(each, epsilon=math.inf) for name, each in result.estimates.items()}
-    text = json.dumps(waterfall_panel(replace(result, estimates=odd), 700).to_dict(), allow_nan=False)
-    assert '"name": "heuristic"' in text
-    assert '"name": "found"' not in text

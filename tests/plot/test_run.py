@@ -1,26 +1,17 @@
 """Pictures through the commands that draw them: they exist, are what their names say, and need no network."""
 
-from __future__ import annotations
-
 import re
 
-import numpy as np
 import pytest
 
 import lastiterate as li
 from lastiterate.plot import run_charts as plot_run
 from lastiterate.plot.chart_file import save
-from lastiterate.plot.run_charts import plan_chart, run_chart
-from lastiterate.privacy.curve import Target
+from lastiterate.plot.run_charts import releases_chart, run_chart
 from lastiterate.registry import ANALYSES
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)
-NAMES = {
-    "last_iterate": "last iterate (heuristic)",
-    "composition": "composition (standard)",
-    "full_batch": "full batch (baseline)",
-}
 QUICK = li.DPSGD(100, 1.0, 20.0, sampling="full")  # its analyses have closed forms
 
 
@@ -80,19 +71,6 @@ def test_the_run_is_drawn_at_prefixes_that_end_with_it(drawn):
     assert min(row["steps"] for row in rows) == 1
 
 
-def test_the_trade_off_is_that_of_the_analyses(drawn):
-    rows = drawn["hconcat"][1]["layer"][-1]["data"]["values"]
-    shown = {row["fpr"]: row["fnr"] for row in rows if row["analysis"] == "last iterate (heuristic)"}
-    fpr = np.array(list(shown))
-    np.testing.assert_array_equal(list(shown.values()), li.last_iterate(RUN).fnr(fpr))
-
-
-def test_a_picture_without_composition_says_why():
-    chart = run_chart(li.DPSGD(20, 0.1, 1.0, sampling="shuffled"), 1e-5).to_dict()
-    assert "Without composition" in " ".join(chart["title"]["subtitle"])
-    assert all("composition" not in row["analysis"] for row in chart["hconcat"][0]["data"]["values"])
-
-
 @pytest.mark.parametrize(
     "run",
     [
@@ -114,28 +92,11 @@ def test_the_guarantee_is_drawn_beside_the_prediction(run):
     assert guarantee.label in {row["analysis"] for row in errors["layer"][-1]["data"]["values"]}
 
 
-def test_steps_before_anything_is_learnt_are_left_out():
-    chart = run_chart(li.DPSGD(3, 1.0, 1.0, sampling="full", weights=[0.0, 0.0, 1.0]), 1e-5).to_dict()
-    assert {row["steps"] for row in chart["hconcat"][0]["data"]["values"]} == {3}
-
-
-def test_the_picture_of_a_plan_has_every_batch_size_and_says_what_is_missing():
-    rows = [
-        {"batch_size": 64, "noise_multiplier": 1.5, "last_iterate": 2.0, "composition": None, "full_batch": 1.0},
-        {"batch_size": 16, "noise_multiplier": 1.2, "last_iterate": 2.1, "composition": None, "full_batch": 1.1},
-    ]
-    rows = [{"analysis": "last_iterate", **row} for row in rows]
-    rows[1]["composition_reason"] = "it takes long"
-    chart = plan_chart(rows, Target(6.0, 1e-5), "100 epochs").to_dict()
-    leak, noise = chart["hconcat"]
-    shown = {(row["analysis"], row["batch_size"]): row["epsilon"] for row in leak["data"]["values"]}
-    assert shown == {(NAMES[name], row["batch_size"]): row[name] for row in rows for name in NAMES if row[name]}
-    assert [row["noise_multiplier"] for row in noise["data"]["values"]] == [1.5, 1.2]
-    assert [panel["encoding"]["y"]["field"] for panel in (leak, noise)] == ["epsilon", "noise_multiplier"]
-    for panel in (leak, noise):
-        assert panel["mark"]["type"] == "line"
-        assert panel["encoding"]["x"]["field"] == "batch_size"
-        assert panel["encoding"]["x"]["axis"]["values"] == [16, 64]
-    words = " ".join(chart["title"]["subtitle"])
-    for said in ("100 epochs", "it does not guarantee", "Without composition (standard): it takes long"):
-        assert said in words
+def test_lines_begin_at_the_heuristic_and_end_at_composition():
+    runs = [li.DPSGD(60, 0.05, 1.0), li.DPSGD(20, 0.2, 3.0, group_size=2)]
+    rows = releases_chart(runs, 1e-5).to_dict()["data"]["values"]
+    for run, label in zip(runs, dict.fromkeys(row["run"] for row in rows), strict=True):
+        line = [row for row in rows if row["run"] == label]
+        assert (line[0]["releases"], line[-1]["releases"]) == (1, run.steps)
+        assert line[0]["epsilon"] == li.last_iterate(run).epsilon(1e-5)
+        assert line[-1]["epsilon"] == li.composition(run).epsilon(1e-5)

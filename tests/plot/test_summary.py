@@ -1,22 +1,18 @@
 """The one-page summary: the page, the Markdown and the card say the same, whatever the audit contains."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
-from dataclasses import replace
 
 import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial
-from lastiterate.auditing.evidence.estimates import Question
-from lastiterate.auditing.evidence.report import growth_of, report
+from lastiterate.auditing.evidence.report import report
 from lastiterate.auditing.load_evidence import TERMS, card_of, evidence_in
 from lastiterate.auditing.stores.store import Store
 from lastiterate.formatting import ONE_TRAINING
-from lastiterate.plot.summary import check_summary, summary_markdown, summary_page, write_summary
+from lastiterate.plot.summary import summary_markdown, summary_page, write_summary
 
 RUN = li.DPSGD(steps=20, sample_rate=0.2, noise_multiplier=1.0)
 
@@ -77,48 +73,9 @@ def test_a_card_has_the_numbers_of_the_audit(card, path):
     assert card["models"] == {"in": 60, "out": 60, "planned": 60}
 
 
-def test_people_replaced_examples_and_missing_guarantees_are_told(path):
-    with Store.read(path) as store:
-        result = report(evidence_in(store))
-        run = RUN.replace(group_size=4, neighbours="replace", sampling="shuffled", releases=3)
-        other = card_of(store, replace(result, run=run))
-    assert other["unit_of_privacy"] == "a person with up to 4 examples"
-    assert "replacing up to 4 examples" in other["neighbours_words"]
-    assert other["released"] == "the 3 released checkpoints alone"
-    page = words_of(summary_page(other))
-    assert ("none: " in page) == (other["guaranteed"] is None or other["predicted"] is None)
-
-
-def test_a_digest_tells_stores_apart(path, tmp_path, card):
-    again = tmp_path / "again.sqlite"
-    li.audit(RUN, None, Adversarial("exact"), models=60, seed=8, store=again, progress=False)
-    with Store.read(path) as one, Store.read(again) as other:
-        assert card["digest"] == f"sha256:{one.digest()}" != f"sha256:{other.digest()}"
-
-
 def test_texts_of_others_do_nothing(card):
     evil = '<script>alert("x")</script> | [a](b) `c`'
     hostile = {**card, "trained": evil, "attack": evil, "reason": evil, "caveats": [evil]}
     assert "<script" not in summary_page(hostile)
     assert summary_markdown(hostile).count("\\<script\\>") == 4
     assert "| \\[a\\]" not in summary_markdown(hostile).replace("\\|", "")
-
-
-def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"--summary must end in \.html or \.md, got"):
-        check_summary(tmp_path / "x.txt")
-    with pytest.raises(ValueError, match="folder must exist"):
-        check_summary(tmp_path / "none" / "x.md")
-    assert [file.name for file in check_summary(tmp_path / "x.md")] == ["x.md", "x.json"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_bound_that_grows_ends_with_the_one_that_is_reported(path):
-    with Store.read(path) as store:
-        evidence = evidence_in(store)
-    points = growth_of(evidence, Question())
-    assert points[0][0] >= 4
-    assert points[-1][0] == 60
-    assert [models for models, _ in points] == sorted({models for models, _ in points})
-    whole = report(evidence, Question(validity="anytime")).estimates["clopper-pearson"]
-    assert points[-1][1] == whole.epsilon

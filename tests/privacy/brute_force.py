@@ -4,8 +4,6 @@ P(A) - e^epsilon Q(A) is at most delta for every set A, whatever the threshold: 
 and to second order.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Every combination of what a run may be, and the table of docs/method.md that says which analyses answer."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 `test_contract` and `contract_search` use it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +17,7 @@ import lastiterate as li
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.distributions import DiscretePair
 from lastiterate.privacy.mixtures.law import law_of
-from tests.privacy.brute_force import (
-    Mixture,
-    all_prefixes,
-    discrete_delta,
-    mixture_of,
-    told_delta,
-    two_step_delta,
-)
+from tests.privacy.brute_force import Mixture, all_prefixes, discrete_delta, mixture_of, told_delta, two_step_delta
 from tests.shuffling import epochs_of
 
 ANALYSES = {

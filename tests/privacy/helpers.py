@@ -63,8 +63,5 @@ def weighted_runs(draw, longest=40):
         return draw(st.lists(st.floats(low, high), min_size=count, max_size=count))
 
     return li.DPSGD(
-        steps=count,
-        sample_rate=column(0.01, 0.9),
-        noise_multiplier=column(0.5, 5.0),
-        weights=column(0.05, 1.0),
+        steps=count, sample_rate=column(0.01, 0.9), noise_multiplier=column(0.5, 5.0), weights=column(0.05, 1.0)
     )

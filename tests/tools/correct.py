@@ -3,8 +3,6 @@
 python -m tests.tools.correct --trainings 1000
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ The check's error is the probability that a correct training has any fault in it
 of that size brings about by chance, one time in a thousand, are too many; the script then ends with status 1.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """DP-SGD in NumPy with switches: trainings of many correct kinds, and one switch for each way to get it wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Algorithm 1 once more, plainly: one model, loops over steps and examples, NumPy in float64, gradients by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The trainer and a plain NumPy program, given the same draws, arrive at the same parameters."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """In distribution, the trainer does what the theorem says and what Algorithm 1 asks for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -80,30 +78,8 @@ def increments():
     return run, sizes, steps / (run.noise_multiplier * run.clip_norm)
 
 
-def test_batch_sizes_of_digits_models_are_binomial(increments):
-    run, sizes, _ = increments
-    law = stats.binom(1437, run.sample_rate)
-    edges = law.ppf(np.linspace(0, 1, 21)[1:-1])
-    found = np.histogram(sizes, [-np.inf, *(edges + 0.5), np.inf])[0]
-    expected = np.diff(law.cdf([-np.inf, *edges, np.inf])) * sizes.size
-    assert stats.chisquare(found, expected).pvalue > FALSE_ALARM
-    assert np.abs(np.corrcoef(sizes.T) - np.eye(8)).max() < 4.5 / np.sqrt(2000)
-
-
 def test_noise_of_digits_models_is_standard_normal_in_units_of_multiplier_and_clip_norm(increments):
     _, _, noise = increments
     assert stats.kstest(noise[:, :, 1:].ravel(), "norm").pvalue > FALSE_ALARM
     assert noise[:, :, 0].std() == pytest.approx(1, rel=4 / np.sqrt(2 * 16_000))
     assert noise[:, :, 1:].std() == pytest.approx(1, rel=4 / np.sqrt(2 * 16_000 * 39))
-
-
-def test_noise_is_not_correlated_between_models_steps_or_coordinates(increments):
-    _, sizes, noise = increments
-    models = np.corrcoef(noise.reshape(2000, -1)[:300])
-    steps = np.corrcoef(noise.transpose(1, 0, 2).reshape(8, -1))
-    coordinates = np.corrcoef(noise.transpose(2, 0, 1).reshape(40, -1))
-    for correlation, samples in ((models, 8 * 40), (steps, 2000 * 40), (coordinates, 2000 * 8)):
-        pairs = correlation[np.triu_indices(len(correlation), 1)] * np.sqrt(samples)
-        assert np.abs(pairs).max() < stats.norm.isf(FALSE_ALARM / 2 / pairs.size)
-    with_sizes = np.corrcoef(sizes.ravel(), noise[:, :, 1].ravel())[0, 1]
-    assert abs(with_sizes) < 4 / np.sqrt(sizes.size)

@@ -3,8 +3,6 @@
 Statistical tests have fixed seeds. With another seed each comparison would fail by chance with probability 1e-4.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import cache
@@ -17,7 +15,7 @@ import pytest
 from scipy import stats
 
 from lastiterate.training import draws
-from lastiterate.training.draws import Keys, model_keys, normal_counters
+from lastiterate.training.draws import Keys, model_keys
 
 FALSE_ALARM = 1e-4
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
@@ -85,16 +83,6 @@ def test_threefry_gives_the_known_answers_of_random123(key, counter, expected):
     assert tuple(int(word) for word in found) == expected
 
 
-def test_threefry_is_that_of_jax_bit_for_bit():
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        key = rng.integers(0, 2**32, 2, np.uint32)
-        first, second = rng.integers(0, 2**32, (2, 1000), np.uint32)
-        theirs = jax.extend.random.threefry_2x32(jnp.asarray(key), jnp.concatenate([first, second]))
-        ours = threefry((jnp.uint32(key[0]), jnp.uint32(key[1])), jnp.asarray(first), jnp.asarray(second))
-        np.testing.assert_array_equal(np.concatenate(ours), theirs)
-
-
 def test_words_have_the_address_of_model_step_and_index():
     keys = keys_of(3).sampling
     index = jnp.arange(8).reshape(2, 4)
@@ -105,14 +93,6 @@ def test_words_have_the_address_of_model_step_and_index():
             key = keys[model, 0], keys[model, 1]
             expected = threefry(key, jnp.uint32(11), jnp.uint32(index[at]))
             assert (high[(model, *at)], low[(model, *at)]) == expected
-
-
-def test_a_word_can_be_found_by_its_address():
-    """The tests below ask for words that chance would hardly ever show."""
-    keys = keys_of(1).sampling
-    for wanted in [(0, 0), (0, 2**32 - 1), (12345, 2**31), (2**32 - 1, 99)]:
-        step, index = address_of(np.asarray(keys[0]), *wanted)
-        assert tuple(int(word[0]) for word in words(keys, step, jnp.asarray(index))) == wanted
 
 
 def test_normals_are_box_and_mullers_to_the_precision_of_float32():
@@ -126,29 +106,6 @@ def test_normals_are_box_and_mullers_to_the_precision_of_float32():
     assert np.quantile(np.abs(found - expected), 0.99) < 1e-6
 
 
-def test_normals_in_double_precision_are_the_same_draws_with_more_digits():
-    keys = keys_of(50).noise
-    single = normals(keys, 5, (201,))
-    with jax.enable_x64(True):
-        double = normals(keys, 5, (201,), dtype=jnp.float64)
-        first, second = (np.asarray(word) for word in words(keys, 5, jnp.arange(101)))
-    assert double.dtype == np.float64
-    np.testing.assert_allclose(single, double, rtol=3e-6, atol=5e-4)
-    fraction = ((second >> 7) % 2**23 + 0.5) / 2**23  # the quarter's 30 bits, without the last 7
-    angle = (second >> 30) * (np.pi / 2) + (fraction - 0.5) * (np.pi / 2)
-    radius = np.sqrt(-2 * np.log((first + 0.5) / 2**32))
-    expected = np.concatenate([radius * np.sin(angle), radius * np.cos(angle)], axis=1)[:, :201]
-    np.testing.assert_allclose(double, expected, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_normals_in_half_precision_are_the_same_draws_rounded(dtype):
-    keys = keys_of(50).noise
-    rounded = normals(keys, 5, (201,), dtype=dtype)
-    assert rounded.dtype == dtype
-    np.testing.assert_array_equal(rounded, normals(keys, 5, (201,)).astype(dtype))
-
-
 def test_normals_end_just_below_seven_standard_deviations():
     keys = keys_of(1).noise
     for quadrant, direction in enumerate([(0, 1), (1, 0), (0, -1), (-1, 0)]):
@@ -157,14 +114,6 @@ def test_normals_end_just_below_seven_standard_deviations():
         np.testing.assert_allclose(pair, 6.7637 * np.array(direction), atol=1e-4)
     step, index = address_of(np.asarray(keys[0]), 2**32 - 1, 0)
     assert np.abs(np.asarray(normals(keys, step, (2,), jnp.uint32(index)))).max() < 1e-3
-
-
-def test_normals_have_the_normal_distribution():
-    sample = draw(500, (2000,)).ravel()
-    assert stats.kstest(sample, stats.norm.cdf).pvalue > FALSE_ALARM
-    assert abs(sample.mean(dtype=np.float64)) * math.sqrt(sample.size) < stats.norm.isf(FALSE_ALARM / 2)
-    squares = np.sum(sample.astype(np.float64) ** 2)
-    assert min(stats.chi2.sf(squares, sample.size), stats.chi2.cdf(squares, sample.size)) > FALSE_ALARM / 2
 
 
 def test_normals_have_the_tails_of_the_normal_distribution():
@@ -183,34 +132,10 @@ def test_normals_of_a_model_are_jointly_normal(size):
     assert stats.kstest(sample @ np.full(size, 1 / math.sqrt(size)), stats.norm.cdf).pvalue > FALSE_ALARM
 
 
-def test_normals_are_uncorrelated_between_coordinates():
-    """Coordinates i and i + 4 of 8 come from one radius and one angle."""
-    sample = draw(100_000, (8,))
-    assert_uncorrelated(*sample.T)
-
-
-def test_normals_are_uncorrelated_between_steps():
-    keys = keys_of(400).noise
-    assert_uncorrelated(*(np.asarray(normals(keys, step, (500,))) for step in (0, 1, 2, 3, 1000)))
-
-
 def test_normals_are_uncorrelated_between_models_and_between_worlds():
     numbers = [0, 1, 2, 3, 2**31, 2**32 - 1]
     keys = model_keys(7, np.repeat(np.array(numbers, np.uint32), 2), np.tile([False, True], 6))
     assert_uncorrelated(*np.asarray(normals(keys.noise, 0, (100_000,))))
-
-
-def test_normals_are_uncorrelated_between_streams_and_seeds():
-    keys = [*keys_of(400, 7), *keys_of(400, 8), *keys_of(400, 7 + 2**32)]
-    assert_uncorrelated(*(np.asarray(normals(key, 0, (500,))) for key in keys))
-
-
-@pytest.mark.parametrize("count", [1, 2, 9])
-def test_an_odd_size_loses_the_last_normal_only(count):
-    keys = keys_of(3).noise
-    whole = 2 * normal_counters(count)
-    assert whole - count in (0, 1)
-    np.testing.assert_array_equal(normals(keys, 1, (count,)), normals(keys, 1, (whole,))[:, :count])
 
 
 def test_the_offset_is_the_address_of_the_first_counter():
@@ -220,30 +145,6 @@ def test_the_offset_is_the_address_of_the_first_counter():
         part = np.asarray(normals(keys, 1, (2 * pairs,), offset))
         np.testing.assert_array_equal(part[:, :pairs], sines[:, offset : offset + pairs])
         np.testing.assert_array_equal(part[:, pairs:], cosines[:, offset : offset + pairs])
-
-
-def test_leaves_one_after_the_other_share_no_value():
-    keys, offset, leaves = keys_of(4).noise, 0, []
-    for shape in [(), (3,), (5, 5), (3,)]:
-        leaves.append(np.asarray(normals(keys, 1, shape, offset)).ravel())
-        offset += normal_counters(math.prod(shape))
-    together = np.concatenate(leaves)
-    assert np.unique(together).size == together.size == 4 * (1 + 3 + 25 + 3)
-
-
-def test_exponentials_have_the_exponential_distribution():
-    sample = np.asarray(exponentials(keys_of(500).sampling, 2, jnp.arange(2000)))
-    assert sample.shape == (500, 2000)
-    assert stats.kstest(sample.ravel(), stats.expon.cdf).pvalue > FALSE_ALARM
-    assert (sample > 0).all()
-
-
-def test_exponentials_have_the_right_tails():
-    sample = np.asarray(exponentials(keys_of(4000, 9).sampling, 2, jnp.arange(5000)))
-    for bound in (1e-2, 1e-4, 1e-6):
-        assert_plausible_count(np.sum(sample < bound), sample.size, stats.expon.cdf(bound))
-    for bound in (5.0, 10.0, 14.0):
-        assert_plausible_count(np.sum(sample > bound), sample.size, stats.expon.sf(bound))
 
 
 def test_exponentials_are_precise_from_the_smallest_to_the_largest():
@@ -272,33 +173,3 @@ def test_keys_depend_on_seed_model_world_and_stream_and_never_meet():
     pairs = np.concatenate(found).astype(np.uint64)
     together = pairs[:, 0] << np.uint64(32) | pairs[:, 1]
     assert np.unique(together).size == together.size == len(seeds) * 2 * len(Keys._fields) * numbers.size
-
-
-def test_keys_of_a_model_do_not_depend_on_the_others():
-    everyone, others = (model_keys(7, np.arange(3), np.array(worlds)) for worlds in ([0, 1, 0], [1, 1, 1]))
-    for one, other, alone in zip(everyone, others, keys_of(3), strict=True):
-        np.testing.assert_array_equal(one[1], other[1])
-        np.testing.assert_array_equal(one[::2], alone[::2])
-
-
-def test_losses_can_use_their_keys_with_jax():
-    keys = loss_keys(keys_of(200).loss, 4, jnp.tile(jnp.arange(50), (200, 1)))
-    assert keys.shape == (200, 50)
-    assert jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
-    sample = np.asarray(jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (20,))))(keys))
-    assert stats.kstest(sample.ravel(), stats.uniform.cdf).pvalue > FALSE_ALARM
-    halves = jax.random.split(keys[0, 0])
-    assert (jax.random.key_data(halves[0]) != jax.random.key_data(halves[1])).any()
-
-
-def test_keys_of_losses_differ_between_models_steps_and_slots():
-    slots = jnp.tile(jnp.arange(50), (40, 1))
-    data = [np.asarray(jax.random.key_data(loss_keys(keys_of(40).loss, step, slots))) for step in range(5)]
-    pairs = np.concatenate(data).reshape(-1, 2)
-    assert np.unique(pairs, axis=0).shape[0] == 5 * 40 * 50
-
-
-def test_the_key_of_a_loss_follows_its_slot_and_not_its_place_in_the_batch():
-    keys = keys_of(1).loss
-    forward, backward = (jax.random.key_data(loss_keys(keys, 0, jnp.array([slots]))) for slots in ([3, 8], [8, 3]))
-    np.testing.assert_array_equal(forward[0], backward[0, ::-1])

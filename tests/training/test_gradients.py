@@ -1,19 +1,14 @@
 """Norms and weighted sums of per-example gradients are those of gradients written out, product or not."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lastiterate.training import Moment, Problem
 from lastiterate.training.gradients import GradientForm, Plain, Product, gradient_form
-from lastiterate.training.program import describe_gradients
 
 EXAMPLES = 5
 
@@ -93,18 +88,6 @@ def test_a_dense_layer_is_a_product(layer):
     assert forms(loss, parameters, per_example(3, 4)) == [Plain, Product]
 
 
-def test_every_layer_of_a_deep_network_is_a_product():
-    def loss(p, example):
-        x, y = example
-        for w, b in p[:-1]:
-            x = jax.nn.relu(x @ w + b)
-        return -jax.nn.log_softmax(p[-1][0] @ x + p[-1][1])[y]
-
-    parameters = [(array(1, 4, 6), array(2, 6)), (array(3, 6, 5), array(4, 5)), (array(5, 3, 5), array(6, 3))]
-    examples = per_example(7, 4), np.arange(EXAMPLES) % 3
-    assert forms(loss, parameters, examples) == [Product, Plain] * 3
-
-
 # Kernels that work on patches, with the shapes of kernel and patches; positions are summed over in the gradient.
 PATCHES = {
     "matrix": (lambda k, p: p @ k, (6, 3), (7, 6)),
@@ -177,128 +160,12 @@ def test_what_is_no_product_is_computed_as_it_stands(layer, shape):
         assert found == [Plain]
 
 
-def test_one_tied_weight_does_not_hide_the_products_beside_it():
-    def loss(p, x):
-        return squared(jnp.tanh(jnp.tanh(x @ p["tied"]) @ p["tied"]) @ p["untied"])
-
-    assert forms(loss, {"tied": array(1, 4, 4), "untied": array(2, 4, 3)}, per_example(3, 4)) == [Plain, Product]
-
-
 @jax.custom_vjp
 def reversed_gradient(x):
     return x
 
 
 reversed_gradient.defvjp(lambda x: (x, None), lambda _, g: (-2.0 * g,))
-
-
-@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.gelu, jax.nn.softplus, jax.nn.logsumexp, reversed_gradient])
-def test_functions_with_gradients_of_their_own_keep_them(activation):
-    found = forms(
-        lambda w, x: squared(activation(x @ w[0]) * jnp.ones(3) @ w[1]),
-        (array(1, 4, 3), array(2, 3, 2)),
-        per_example(3, 4),
-    )
-    assert found == [Product, Product]
-
-
-def test_loops_within_a_loss_are_kept():
-    def loss(w, x):
-        return squared(jax.lax.fori_loop(0, 3, lambda _, value: jnp.sin(value), x) @ w)
-
-    assert forms(loss, array(1, 4, 3), per_example(2, 4)) == [Product]
-
-
-def test_leaves_of_any_shape_are_right():
-    def loss(p, x):
-        return squared(p["scale"] * (x @ p["vector"])) + p["constant"] + jnp.sum(p["ones"]) + 0 * jnp.sum(p["unused"])
-
-    parameters = {
-        "constant": jnp.array(0.3),
-        "ones": array(1, 2),
-        "scale": jnp.array(0.5),
-        "unused": array(2, 2, 2),
-        "vector": array(3, 4),
-    }
-    found = forms(loss, parameters, per_example(4, 4))
-    assert len(found) == 5
-    assert all(kind in (Plain, Product) for kind in found)
-
-
-def test_a_gradient_need_not_be_one_of_anything():
-    """It may be the example itself, a constant, one array twice, or a product that was asked for."""
-
-    def gradient(p, x):
-        outer = jnp.outer(x, x)
-        return {"a": x, "b": jnp.ones(2), "c": outer, "d": outer, "e": 1.0 + 0.0 * p["e"], "f": x[:, None] @ x[None]}
-
-    parameters = {"a": array(1, 4), "b": array(2, 2), "c": array(3, 4, 4), "d": array(4, 4, 4), "e": jnp.array(1.0)}
-    form = assert_as_written_out(gradient, parameters, per_example(5, 4))
-    assert kinds(form)[-1] is Product
-
-
-def test_a_product_in_another_type_is_computed_as_it_stands():
-    def loss(w, x):
-        return squared((x.astype(jnp.float32) @ w.astype(jnp.float32)).astype(jnp.float64))
-
-    assert forms(loss, array(1, 4, 3), per_example(2, 4)) == [Plain]
-
-
-def test_a_product_that_is_wider_than_its_factors_is_computed_as_it_stands():
-    """Their norms in single precision would be off by 1e-8."""
-
-    def gradient(w, x):
-        return jax.lax.dot(x[:, None], x[None], preferred_element_type=jnp.float64)
-
-    examples = per_example(2, 4).astype(np.float32)
-    assert kinds(assert_as_written_out(gradient, array(1, 4, 4), examples)) == [Plain]
-
-
-def test_single_precision_is_kept():
-    parameters = {"b": array(1, 3).astype(np.float32), "w": array(2, 4, 3).astype(np.float32)}
-    examples = per_example(3, 4).astype(np.float32)
-    gradient = jax.grad(lambda p, x: squared(x @ p["w"] + p["b"]))
-    for wide in (True, False):
-        with jax.enable_x64(wide):
-            assert kinds(assert_as_written_out(gradient, parameters, examples, tolerance=1e-5)) == [Plain, Product]
-
-
-@pytest.mark.parametrize(("patches", "kernel"), [((1, 9), (9, 4)), ((3, 40), (40, 30)), ((50, 3), (3, 2))])
-def test_one_few_and_many_positions_give_the_norms_of_the_gradients(patches, kernel):
-    examples, parameters = per_example(2, *patches), array(1, *kernel)
-    form = assert_as_written_out(jax.grad(lambda k, p: squared(p @ k)), parameters, examples)
-    (product,) = form.leaves
-    assert isinstance(product, Product)
-    assert product.terms == patches[0]
-
-
-def test_a_product_needs_less_memory_than_its_gradient():
-    form = gradient_form(jax.grad(lambda w, x: squared(x @ w)), array(1, 200, 100), array(2, 200))
-    assert form.numbers < 400
-    plain = gradient_form(jax.grad(lambda w, x: squared(x @ (w * w))), array(1, 200, 100), array(2, 200))
-    assert plain.numbers == 20_000
-
-
-# Losses behind a rectifier that is off, with the shapes of weights and example.
-ZEROS = {
-    "one term": (lambda w, x: x @ w, (4, 3), (4,)),
-    "Gram": (lambda w, x: x @ w, (40, 30), (3, 40)),
-    "written out": (lambda w, x: x @ w, (3, 2), (50, 3)),
-    "plain": (lambda w, x: jnp.tanh(x @ w) @ w.T, (4, 3), (4,)),
-    "constant": (lambda w, x: x, (4, 3), (4,)),
-}
-
-
-@pytest.mark.parametrize(("layer", "weights", "example"), ZEROS.values(), ids=ZEROS)
-def test_gradients_of_zero_have_norm_zero_and_sum_zero(layer, weights, example):
-    def loss(w, x):
-        return jnp.sum(jax.nn.relu(layer(w, x) - 1e9))
-
-    parameters, examples = array(1, *weights), per_example(2, *example)
-    form = gradient_form(jax.grad(loss), parameters, examples[0])
-    norms, (sums,) = norms_and_sums(form, np.ones((1, EXAMPLES)), parameters, examples)
-    np.testing.assert_array_equal(norms, np.zeros(EXAMPLES))
-    np.testing.assert_array_equal(sums, np.zeros((1, *weights)))
 
 
 @pytest.mark.parametrize("shape", [(3, 40, 30), (50, 3, 2)], ids=["Gram", "written out"])
@@ -334,58 +201,6 @@ def test_clipping_holds_where_the_terms_of_a_product_nearly_cancel(height):
     assert (lengths <= (1 + 1e-3) * np.asarray(norms)).all()
 
 
-def equinox_forms(model, loss, x) -> list[type]:
-    """The kinds of a model's leaves as the trainer sees them, equal to brute force."""
-    problem = Problem(model, examples=(x, np.arange(EXAMPLES) % 3), loss=loss)
-    form = describe_gradients(problem)
-    keys = jax.random.split(jax.random.key(0), EXAMPLES)
-
-    def gradient(trained, example):
-        return problem.example_gradient(trained, example[0], Moment(jnp.int32(0), example[1]))
-
-    checked = assert_as_written_out(gradient, problem.trainable, (problem.examples, keys))
-    assert checked.leaves == form.leaves
-    return kinds(form)
-
-
 def cross_entropy(model, example, moment):
     x, y = example
     return -jax.nn.log_softmax(model(x))[y]
-
-
-def in_double(model):
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if eqx.is_inexact_array(leaf) else leaf, model)
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_all_weights_of_a_perceptron_of_equinox_are_products(depth):
-    model = in_double(eqx.nn.MLP(4, 3, 8, depth, key=jax.random.key(0)))
-    assert equinox_forms(model, cross_entropy, per_example(1, 4)) == [Product, Plain] * (depth + 1)
-
-
-def test_a_layer_of_equinox_mapped_over_positions_is_a_sum_of_products():
-    model = in_double(eqx.nn.Linear(4, 3, key=jax.random.key(0)))
-
-    def loss(model, example, moment):
-        return cross_entropy(lambda x: jnp.mean(jnp.tanh(jax.vmap(model)(x)), axis=0), example, moment)
-
-    assert equinox_forms(model, loss, per_example(1, 7, 4)) == [Product, Plain]
-
-
-def test_convolutions_norms_and_dropout_of_equinox_are_right():
-    keys = jax.random.split(jax.random.key(0), 2)
-    model = in_double(
-        {
-            "convolution": eqx.nn.Conv2d(1, 2, 3, key=keys[0]),
-            "last": eqx.nn.Linear(32, 3, key=keys[1]),
-            "norm": eqx.nn.LayerNorm(32),
-        }
-    )
-
-    def loss(model, example, moment):
-        features = model["norm"](jnp.tanh(model["convolution"](example[0])).ravel())
-        kept = eqx.nn.Dropout(0.5)(features, key=moment.key)
-        return cross_entropy(lambda _: model["last"](kept), example, moment)
-
-    found = equinox_forms(model, loss, per_example(1, 1, 6, 6))
-    assert found == [Plain, Plain, Product, Plain, Plain, Plain]

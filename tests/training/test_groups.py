@@ -1,16 +1,16 @@
 """A group is so many copies of the canary, each sampled and clipped by itself. About 10 seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
 import lastiterate as li
 from lastiterate import data
-from lastiterate.attacks import Adversarial, GradientSpace
+from lastiterate.attacks import Adversarial, GradientSpace, InputSpace
+from lastiterate.attacks.adversarial import sample_scores
 from lastiterate.auditing.evidence.score_signal import expected_signal
 from lastiterate.training import ExampleCanary, GradientCanary, problems, train
+from lastiterate.training.models import cross_entropy
 
 QUIET = 1e-6  # noise, next to which a canary is counted exactly
 
@@ -31,27 +31,6 @@ def test_copies_of_a_gradient_canary_are_binomial(others):
     assert counts.mean() == pytest.approx(3.6, abs=0.1)
 
 
-def test_copies_of_an_example_are_each_clipped():
-    run = li.DPSGD(2, 1.0, QUIET, sampling="full", optimizer=li.SGD(1.0), group_size=3)
-    problem = problems.linear(np.zeros((5, 1), np.float32))
-    counts = copies_in(run, ExampleCanary(np.array([10.0], np.float32)), problem, 4)
-    np.testing.assert_array_equal(counts, 6)
-
-
-def test_shuffled_copies_are_all_used_once_an_epoch():
-    run = li.DPSGD(8, 0.25, QUIET, sampling="shuffled", optimizer=li.SGD(1.0), group_size=3)
-    problem = problems.linear(np.zeros((5, 1), np.float32))
-    counts = copies_in(run, GradientCanary(np.array([10.0], np.float32)), problem, 16)
-    np.testing.assert_array_equal(counts, 6)
-
-
-def test_without_the_canary_a_group_changes_nothing_but_the_batches():
-    run = li.DPSGD(4, 0.5, QUIET, optimizer=li.SGD(1.0), group_size=4)
-    problem = problems.linear(np.zeros((5, 1), np.float32))
-    trained = train(run, problem, GradientCanary(np.array([10.0], np.float32)), models=8, present=False)
-    np.testing.assert_allclose(np.asarray(trained.parameters).ravel(), 0.0, atol=1e-4)
-
-
 def test_trained_and_drawn_scores_of_a_group_have_one_distribution():
     run = li.DPSGD(60, 0.1, 1.5, optimizer=li.SGD(0.3), group_size=4)
     trained, drawn = (
@@ -68,3 +47,85 @@ def test_audit_of_digits_has_the_signal_that_is_predicted():
     assert result.ideal_signal > 3 * expected_signal(run.replace(group_size=1))
     assert result.signal == pytest.approx(result.ideal_signal, rel=0.2)
     assert result.verdict != "violation"
+
+
+RELEASES_QUIET = 1e-6  # noise, next to which a canary is counted exactly
+DIGITS = problems.logistic(data.digits())
+GRADIENTS = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("optimizer", [li.SGD(0.1, weight_decay=0.5), li.SGD(0.1, momentum=0.9, averaging="uniform")])
+def test_released_iterates_are_what_shorter_runs_release(optimizer):
+    run = li.DPSGD(9, 0.4, 1.0, optimizer=optimizer, releases=[2, 5])
+    found = train(run, problems.linear(GRADIENTS), models=5, chunk_size=2, progress=False)
+    assert found.released.shape == (5, 3, 3)
+    np.testing.assert_array_equal(found.released[:, -1], found.parameters)
+    for column, steps in enumerate((2, 5)):
+        shorter = train(run.prefix(steps).replace(releases=None), problems.linear(GRADIENTS), models=5, progress=False)
+        np.testing.assert_allclose(found.released[:, column], shorter.parameters, rtol=1e-5, atol=1e-6)
+        assert shorter.released is None
+
+
+def test_replaced_gradient_pulls_the_other_way_as_often():
+    run = li.DPSGD(40, 0.3, RELEASES_QUIET, optimizer=li.SGD(1.0), neighbours="replace", group_size=2)
+    canary = GradientCanary(np.array([10.0], np.float32))
+    for world, sign in ((True, -1), (False, 1)):
+        found = sign * train(run, problems.linear(), canary, models=2000, present=world, progress=False).flat()[:, 0]
+        assert ks_2samp(np.rint(found), np.random.default_rng(0).binomial(80, 0.3, 2000)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_examples_of_a_person_and_what_replaces_them_are_each_clipped_and_in_their_place(is_group):
+    run = li.DPSGD(3, 1.0, RELEASES_QUIET, "full", optimizer=li.SGD(1.0), neighbours="replace", group_size=2)
+    one, other = np.array([[9.0, 0.0], [0.0, 0.5]], np.float32), np.array([[0.0, -7.0], [0.25, 0.0]], np.float32)
+    if not is_group:
+        one, other = one[0], other[0]
+    problem = problems.linear(np.zeros((4, 2), np.float32))
+    canary = ExampleCanary(one, other, is_group)
+    inside, outside = (train(run, problem, canary, models=2, present=p, progress=False).flat() for p in (True, False))
+    np.testing.assert_allclose(inside, [[-3.0, -1.5]] * 2 if is_group else [[-6.0, 0.0]] * 2, atol=1e-4)
+    np.testing.assert_allclose(outside, [[-0.75, 3.0]] * 2 if is_group else [[0.0, 6.0]] * 2, atol=1e-4)
+
+
+SCHEDULE = li.SGD(np.linspace(0.2, 0.1, 60), weight_decay=0.5)
+RUNS = {
+    "replaced": li.DPSGD(60, 0.1, 1.0, optimizer=li.SGD(0.3), neighbours="replace"),
+    "replaced people, checkpoints": li.DPSGD(
+        60, 0.1, 1.5, optimizer=SCHEDULE, releases=[7, 30], group_size=3, neighbours="replace"
+    ),
+    "all iterates, momentum": li.DPSGD(
+        30, 0.1, 1.0, optimizer=li.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1), releases=30
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_trained_and_drawn_scores_have_one_distribution(name):
+    trained = li.audit(RUNS[name], None, Adversarial("trained"), models=2500, seed=5, methods=["gdp"])
+    drawn = sample_scores(RUNS[name], np.arange(5000) % 2 == 0, np.random.default_rng(5))
+    for world, scores in (("scores_in", drawn[::2]), ("scores_out", drawn[1::2])):
+        assert ks_2samp(getattr(trained, world), scores).pvalue > 1e-3
+    assert trained.verdict not in ("violation", "above heuristic")
+
+
+@pytest.mark.parametrize("canary", ["mislabelled", "clipbkd"])
+def test_input_space_attacks_know_people_and_replaced_examples(canary):
+    run = li.DPSGD(40, 0.1, 1.0, optimizer=li.SGD(0.02), group_size=2, neighbours="replace")
+    attack = InputSpace(canary, pilots=8)
+    from lastiterate.auditing.experiments.shipped_trainer import TrainsReferences
+
+    facts = attack.craft(run, DIGITS, TrainsReferences(0, False))
+    armed = attack.arm(run, DIGITS, facts)
+    labels = DIGITS.examples[1]
+    if canary == "mislabelled":
+        assert armed.problem.size == DIGITS.size - 2
+        np.testing.assert_array_equal(armed.canary.replacement[1], labels[facts["index"]])
+        assert np.all(armed.canary.example[1] != labels[facts["index"]])
+    trained = train(run, armed.problem, armed.canary, models=3, progress=False)
+    examples = [armed.canary.example, armed.canary.replacement]
+    rows = [list(zip(*each, strict=True)) if armed.canary.is_group else [each] for each in examples]
+    for position, score in enumerate(armed.score(trained.parameters)):
+        lost = [np.mean([cross_entropy(trained.model(position), example, None) for example in each]) for each in rows]
+        assert score == pytest.approx((lost[1] - lost[0] - facts["centre"]) / facts["unit"], rel=1e-3, abs=1e-3)
+    assert "loss on the replacement" in attack.words(facts).attack

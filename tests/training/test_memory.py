@@ -1,23 +1,12 @@
 """Chunks and blocks fit the machine, and compiled programs are kept."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from lastiterate.common.system import cache_folder, cores
-from lastiterate.training.trainer import (
-    LARGEST_CHUNK,
-    LEAST_BLOCK,
-    available_bytes,
-    choose_chunk_size,
-    largest_block,
-    peak_bytes,
-    total_bytes,
-    working_bytes,
-)
+from lastiterate.common.system import cache_folder
+from lastiterate.training.trainer import LEAST_BLOCK, choose_chunk_size, largest_block, working_bytes
 
 PROGRAM = """
 import numpy as np
@@ -35,25 +24,9 @@ def test_a_chunk_moves_through_no_more_than_the_working_memory():
     assert size * (100_000 + 50 * 2_000) <= working_bytes() < (size + 1) * (100_000 + 50 * 2_000)
 
 
-def test_a_chunk_is_no_larger_than_each_worker_gets_and_never_empty():
-    assert choose_chunk_size(100, 10, 1, models=9, workers=2) == 5
-    assert choose_chunk_size(10**12, 10, 1, models=9, workers=2) == 1
-    assert choose_chunk_size(1, 1, 1, models=10**9, workers=1) == LARGEST_CHUNK
-
-
 def test_a_block_shrinks_with_the_size_of_examples_down_to_the_least():
     assert largest_block(1_000, 1, False) > largest_block(10_000, 1, False) > LEAST_BLOCK
     assert largest_block(10**12, 1, False) == largest_block(10**12, 1, True) == LEAST_BLOCK
-
-
-def test_a_block_of_convolutions_is_small_however_small_examples_are():
-    assert LEAST_BLOCK < largest_block(1, 1, True) < largest_block(1, 1, False)
-
-
-def test_what_is_measured_of_the_machine_makes_sense():
-    assert 0 < available_bytes() <= total_bytes()
-    assert 0 < peak_bytes() <= total_bytes()
-    assert 1 <= cores() <= (os.cpu_count() or 1)
 
 
 def run_program(**environment: str) -> str:

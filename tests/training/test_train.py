@@ -1,16 +1,12 @@
 """What ``train`` promises: randomness by address, chunks that do not matter, canaries, and failures that speak."""
 
-from __future__ import annotations
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.training import ExampleCanary, GradientCanary, Problem, Trainer, TrainingDiverged, train
-from lastiterate.training.problems import linear
+from lastiterate.training import ExampleCanary, GradientCanary, Problem, TrainingDiverged, train
 
 RUN = li.DPSGD(20, 0.2, 1.0, optimizer=li.SGD(0.1, momentum=0.5))
 GENERATOR = np.random.default_rng(0)
@@ -30,11 +26,6 @@ PARAMETERS = {
 }
 PROBLEM = Problem(PARAMETERS, (X, Y), loss)
 CANARY = ExampleCanary((10 * X[0], np.int32(2)))
-
-
-def test_the_same_chunk_size_gives_the_same_bits():
-    first, second = (train(RUN, PROBLEM, models=7, seed=5, chunk_size=3).flat() for _ in range(2))
-    assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "shuffled"])
@@ -62,34 +53,6 @@ def test_models_worlds_and_seeds_all_have_randomness_of_their_own():
     assert (distances + 10 * np.eye(6) > 1.0).all()  # noise alone has norm about 0.1 * sqrt(20 * 66) = 3.6
 
 
-def test_without_a_canary_nothing_changes_but_the_models_where_it_is_present():
-    absent = train(RUN, PROBLEM, CANARY, models=4, present=False, chunk_size=2).flat()
-    none_at_all = train(RUN, PROBLEM, models=4, chunk_size=2).flat()
-    assert absent == pytest.approx(none_at_all, abs=1e-5)
-
-
-def test_a_canary_gradient_as_a_vector_and_as_a_pytree_are_the_same():
-    vector = np.arange(66, dtype=np.float32)
-    tree = {"w1": vector[:48].reshape(8, 6), "w2": vector[48:].reshape(6, 3)}
-    results = [train(RUN, PROBLEM, GradientCanary(given), models=2, present=True).flat() for given in (vector, tree)]
-    assert np.array_equal(*results)
-
-
-def test_an_equinox_model_is_trained_and_comes_back_as_one():
-    model = eqx.nn.MLP(8, 3, 16, 1, activation=jnp.tanh, key=jax.random.key(0))
-
-    def model_loss(model, example, moment):
-        logits = model(example[0])
-        return jax.nn.logsumexp(logits) - logits[example[1]]
-
-    trained = train(RUN, Problem(model, (X, Y), model_loss), models=3)
-    again = trained.model(1)
-    assert isinstance(again, eqx.nn.MLP)
-    assert again(X[0]).shape == (3,)
-    assert again.activation is model.activation
-    assert trained.flat().shape == (3, 8 * 16 + 16 + 16 * 3 + 3)
-
-
 def test_losses_may_depend_on_the_step_and_on_randomness_of_their_own():
     def gradient(parameters, example, moment):
         flip = jax.random.bernoulli(moment.key, 0.5)
@@ -102,17 +65,6 @@ def test_losses_may_depend_on_the_step_and_on_randomness_of_their_own():
     assert heads.mean() == pytest.approx(200, abs=4 * 10 / np.sqrt(200))
     assert heads.std() == pytest.approx(10, rel=4 / np.sqrt(400))
     assert abs(np.corrcoef(heads.T) - np.eye(5)).max() < 4.5 / np.sqrt(40)
-
-
-def test_a_multiplicity_of_millions_is_drawn_exactly():
-    copies = np.array([3_000_000, 1])
-    problem = Problem(jnp.zeros(2), np.eye(2, dtype=np.float32), gradient=lambda p, e, m: e, multiplicity=copies)
-    run = li.DPSGD(1, 0.01, 1e-6, optimizer=li.SGD(1.0))
-    counts = -train(run, problem, models=4000).flat()
-    spread = np.sqrt(3e6 * 0.01 * 0.99)
-    assert counts[:, 0].mean() == pytest.approx(30_000, abs=4 * spread / np.sqrt(4000))
-    assert counts[:, 0].std() == pytest.approx(spread, rel=4 / np.sqrt(8000))
-    assert counts[:, 1].mean() == pytest.approx(0.01, abs=4 * 0.1 / np.sqrt(4000))
 
 
 def test_a_regulariser_with_a_gradient_that_is_none_is_applied_unclipped():
@@ -138,15 +90,6 @@ def test_divergence_names_model_step_and_learning_rate():
         train(run, PROBLEM, CANARY, models=[4], present=True)
 
 
-def test_a_loss_that_is_not_finite_is_no_score():
-    def broken(parameters, example, moment):
-        return jnp.where(moment.step >= 7, jnp.nan, 1.0) * jnp.sum(parameters["w1"])
-
-    problem = Problem(PARAMETERS, (X, Y), broken)
-    with pytest.raises(TrainingDiverged, match=r"after step 8 of 20"):
-        train(RUN.replace(sampling="full", sample_rate=1.0), problem, models=2)
-
-
 def test_a_gradient_too_large_to_be_clipped_is_reported_and_not_left_out():
     huge = Problem(np.zeros(2, np.float32), np.full((50, 2), 1e25, np.float32), gradient=lambda p, e, m: e)
     with pytest.raises(TrainingDiverged, match="after step 1 of 20"):
@@ -154,61 +97,3 @@ def test_a_gradient_too_large_to_be_clipped_is_reported_and_not_left_out():
     large = Problem(np.zeros(2, np.float32), np.full((50, 2), 1e15, np.float32), gradient=lambda p, e, m: e)
     released = train(li.DPSGD(1, 1.0, 1e-6, optimizer=li.SGD(1.0)), large, models=2).flat()
     assert released == pytest.approx(-50 / np.sqrt(2), rel=1e-4)
-
-
-def test_chunks_come_in_order_and_stop_when_nobody_wants_them():
-    trainer = Trainer(RUN, PROBLEM, chunk_size=2, workers=2)
-    chunks = trainer.chunks(np.arange(40), np.zeros(40, bool), 0)
-    assert [next(chunks).models.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    chunks.close()
-
-
-def test_the_result_tells_chunk_size_time_and_memory():
-    trained = train(RUN, PROBLEM, models=5)
-    assert 1 <= trained.chunk_size <= 5
-    assert trained.seconds > 0
-    assert trained.peak_bytes > 10**7
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(loss=None), "loss or gradient must be given"),
-        (dict(gradient=loss), "loss and gradient were both given"),
-        (dict(examples=(X, Y[:5])), "examples must be arrays with one leading axis of equal length"),
-        (dict(parameters={"w": 3}), "parameters must hold at least one floating-point array"),
-        (dict(multiplicity=np.zeros(60, int)), "multiplicity must be 60 integers in"),
-        (dict(regulariser=loss, regulariser_gradient=loss), "regulariser and regulariser_gradient were both given"),
-    ],
-)
-def test_a_problem_that_does_not_fit_together_is_refused_in_one_sentence(changes, message):
-    options = dict(parameters=PARAMETERS, examples=(X, Y), loss=loss) | changes
-    with pytest.raises(ValueError, match=message):
-        Problem(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(loss=lambda p, e, m: p["w1"]), r"loss must return one number for one example, got shape \(8, 6\)"),
-        (dict(gradient=lambda p, e, m: {"w1": p["w1"]}), "gradient must return arrays like those of parameters"),
-    ],
-)
-def test_functions_that_return_the_wrong_thing_are_refused_in_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
-        train(RUN, Problem(PARAMETERS, (X, Y), **options), models=2)
-
-
-def test_another_gradient_canary_needs_no_other_program():
-    run = li.DPSGD(5, 0.5, 1.0, optimizer=li.SGD(0.1))
-    problem = linear(np.ones((4, 3), np.float32))
-    first, other = (GradientCanary(np.array(row, np.float32)) for row in ([9.0, 0.0, 0.0], [0.0, -9.0, 0.3]))
-    trainer = Trainer(run, problem, first, chunk_size=2, workers=1)
-    numbers, present = np.arange(2), np.ones(2, np.bool_)
-    (expected,) = Trainer(run, problem, other, chunk_size=2, workers=1).chunks(numbers, present, 0)
-    (found,) = trainer.with_canary(other).chunks(numbers, present, 0)
-    (before,) = trainer.chunks(numbers, present, 0)
-    assert np.array_equal(found.parameters, expected.parameters)
-    assert not np.array_equal(found.parameters, before.parameters)
-    with pytest.raises(ValueError, match="canary must be a gradient"):
-        trainer.with_canary(GradientCanary(lambda parameters, moment: parameters))

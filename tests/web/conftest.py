@@ -1,9 +1,4 @@
-from __future__ import annotations
-
 import pytest
-
-pytest.importorskip("starlette", reason="pages need the extra web")
-pytest.importorskip("uvicorn", reason="pages need the extra web")
 
 from lastiterate.cli.options import curves_of, integers_of, number_of, run_of
 from lastiterate.web.form_fields import Reader

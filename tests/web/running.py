@@ -1,7 +1,5 @@
 """A server as people start it, and questions to it as any program may put them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Only the user who started the server reads its pages: the token, the cookie, and slow clients."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -81,15 +79,6 @@ def test_nobody_is_sent_to_another_server(server):
     assert answer.headers["location"] == "/evil.example/"
 
 
-def test_two_servers_have_two_tokens(server):
-    other = Running("explore")
-    try:
-        assert other.token != server.token
-        assert other.ask("/", {"Cookie": f"lastiterate-{other.port}={server.token}"}).status == 403
-    finally:
-        other.stop()
-
-
 def test_without_a_token_everybody_is_told_so(runs):
     running = Running("watch", str(runs), "--no-token")
     try:
@@ -131,19 +120,13 @@ def test_half_sent_requests_keep_nobody_else_waiting(server):
     assert server.ask("/").status == 200
 
 
-def test_an_idle_connection_is_closed(server):
-    with socket.create_connection(("127.0.0.1", server.port)) as idle:
-        idle.settimeout(20.0)
-        with contextlib.suppress(ConnectionError):
-            assert idle.recv(1) == b""
-
-
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
 def test_a_browser_opens_the_private_link_and_shares_no_token(server):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
+    import playwright.sync_api as sync_api
+
     with sync_api.sync_playwright() as playwright, serving._private_link(server.url) as link:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--headless"])
         page = browser.new_page()

@@ -1,7 +1,5 @@
 """The pages in a real browser: Chromium, as it is installed. Where there is none, these tests are skipped."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -12,14 +10,14 @@ import textwrap
 import time
 from urllib.parse import parse_qs, urlsplit
 
+import axe_playwright_python.sync_playwright as axe_api
+import playwright.sync_api as sync_api
 import pytest
 
 import lastiterate as li
 from lastiterate.formatting import spell_up
 from tests.web.running import Running
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
-axe_api = pytest.importorskip("axe_playwright_python.sync_playwright", reason="browser tests need axe")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
 

@@ -1,11 +1,8 @@
 """What the explorer answers is what the Python API and the command line say."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shlex
-from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -13,10 +10,9 @@ from typer.testing import CliRunner
 import lastiterate as li
 from lastiterate.cli.app import app
 from lastiterate.cli.options import ConvexOptions, MethodOptions, SizeOptions
-from lastiterate.common.errors import BadArgument
 from lastiterate.registry import ANALYSES
 from lastiterate.web import explorer
-from lastiterate.web.form_fields import FIELDS, ONLY_HERE, PRESETS, blamed_field, counting
+from lastiterate.web.form_fields import FIELDS, ONLY_HERE, PRESETS, counting
 
 USUAL = {field.name: field.usual for field in FIELDS}
 ODD = {
@@ -104,31 +100,6 @@ def test_pictures_have_the_values_of_the_analyses(reader):
     assert {row["analysis"] for row in both[1]["steps"]} == {"composition (standard)"}
 
 
-def test_pictures_noise_and_plan_have_the_guarantee_of_convex_losses(reader):
-    length = {"length": "steps", "steps": "50", "noise_multiplier": "9"}
-    texts = {**USUAL, **length, "sampling": "full", "batch_size": "50000", "convex": "0.9"}
-    run = reader.run(options(texts))
-    curve = partial(li.convex, contraction=0.9)
-    assert curve(run).epsilon(1e-5) < 0.8 * li.composition(run).epsilon(1e-5)
-    found = explorer.lines(reader, texts, part="convex")
-    labels = {row["analysis"] for name in ("steps", "errors", "noise") for row in found[name]}
-    assert labels == {ANALYSES["convex"].label}
-    assert found["steps"][-1]["epsilon"] == curve(run).epsilon(1e-5)
-    for row in found["noise"]:
-        other = run.replace(noise_multiplier=row["noise"])
-        assert row["epsilon"] == pytest.approx(curve(other).epsilon(1e-5), rel=1e-9)
-    for row in found["errors"]:
-        assert row["fnr"] == pytest.approx(curve(run).fnr(row["fpr"]), abs=1e-12)
-    asked = {**texts, "epsilon": "2", "batch_sizes": "50000"}
-    rows = explorer.noise(reader, asked)["rows"]
-    assert [row["analysis"] for row in rows] == ["composition", "convex", "last_iterate"]
-    assert 1.99 <= curve(run.replace(noise_multiplier=rows[1]["noise_multiplier"])).epsilon(1e-5) <= 2.0
-    (planned,) = explorer.plan(reader, {**asked, "analysis": "convex"})["rows"]
-    assert (planned["analysis"], planned["kind"]) == ("convex", "guarantee")
-    with pytest.raises(ValueError, match="--convex must be given with --analysis convex"):
-        explorer.noise(reader, {**USUAL, "epsilon": "2", "analysis": "convex"})
-
-
 def by_label(row):
     return next(each for each in ANALYSES.values() if each.label == row["analysis"])
 
@@ -152,19 +123,6 @@ def test_how_much_noise_is_what_calibrate_says(reader):
         assert row["guaranteed"] == pytest.approx(li.composition(needed).epsilon(1e-5), rel=1e-6)
     (only,) = explorer.noise(reader, {**texts, "analysis": "full-batch"})["rows"]
     assert only["kind"] == "comparison"
-
-
-def test_a_plan_keeps_the_epochs(reader):
-    texts = {**USUAL, "epsilon": "6", "batch_sizes": "256,1024"}
-    said = CliRunner().invoke(
-        app, shlex.split("plan --dataset-size 50000 --epochs 60 --batch-sizes 256,1024 --epsilon 6 --delta 1e-5 --json")
-    )
-    rows = explorer.plan(reader, texts)["rows"]
-    assert [(row["batch_size"], row["analysis"]) for row in rows] == [
-        (256, "composition"), (1024, "composition"), (256, "last_iterate"), (1024, "last_iterate"),
-    ]  # fmt: skip
-    for row in rows:
-        assert f'"noise_multiplier": {row["noise_multiplier"]!r}' in said.stdout
 
 
 BAD = [
@@ -202,16 +160,6 @@ def test_bad_input_is_refused_with_the_sentence_of_the_command_line(server, chan
     assert found["field"] == field
 
 
-def test_options_that_are_no_fields_are_refused(server):
-    for name in ("weights", "trainer", "sample_rate", "__class__"):
-        status, found = server.json("/api/answer", **{**options(USUAL), "delta": "1e-5", name: "/etc/passwd"})
-        assert (status, found["error"]) == (422, f"there is no field {name!r}")
-    for path in ("/etc/hostname", "/etc/passwd", "."):  # where the command line would read a file
-        status, found = server.json("/api/answer", **{**options(USUAL), "delta": "1e-5", "noise_filter": path})
-        assert (status, found["field"]) == (422, "noise_filter")
-        assert found["error"].endswith(f"got {path!r}")
-
-
 def test_every_field_is_an_option():
     known = {
         *ConvexOptions.__dataclass_fields__,
@@ -224,10 +172,3 @@ def test_every_field_is_an_option():
         assert field.name in known or field.name in ONLY_HERE
         if field.needs:
             assert field.needs[0] in {each.name for each in FIELDS}
-
-
-def test_the_field_to_blame_is_the_argument_that_was_refused():
-    assert blamed_field(BadArgument("--batch-size", "must be given with --steps")) == "batch_size"
-    assert blamed_field(BadArgument("epochs * dataset_size / batch_size", "must be in [0, 9]")) == "epochs"
-    assert blamed_field(BadArgument("warmup", "must be an integer")) is None
-    assert blamed_field(ValueError("steps must be something else")) is None

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -11,22 +10,18 @@ import threading
 import time
 import warnings
 
-import jax
 import numpy as np
 import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.audit_target import find_subject
 from lastiterate.auditing.engines.ray_driver import WorkerDied
 from lastiterate.auditing.engines.ray_engine import Ray
 from lastiterate.auditing.engines.ray_worker import import_ray
 from lastiterate.auditing.experiments.user_trainer import trainer_seed
-from lastiterate.common.errors import TrainingDiverged
 from lastiterate.data import digits
 from lastiterate.training import problems
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore:os.fork")
 
 RUN = li.DPSGD(steps=12, sample_rate=0.1, noise_multiplier=1.0, optimizer=li.SGD(0.02, momentum=0.9))
@@ -123,31 +118,8 @@ def test_both_engines_agree(attack):
     assert (local.accuracy is None) == (ray.accuracy is None)
 
 
-def test_workers_are_as_precise_as_the_driver():
-    with jax.enable_x64(True):
-        local, ray = both(None, attacks.Adversarial("trained"))
-    np.testing.assert_allclose(ray.scores_in, local.scores_in, rtol=1e-12)
-    assert not np.array_equal(local.scores_in, local.scores_in.astype(np.float32))
-
-
 def test_both_engines_agree_on_a_trainer_of_the_users():
     assert_agree(*both(gaussian))
-
-
-def test_both_engines_agree_on_a_trainer_from_a_session():
-    namespace = {"__name__": "__main__"}
-    exec("import random\ndef train(seed, canary):\n    return random.Random(seed).random() + canary", namespace)
-    assert_agree(*both(namespace["train"]))
-
-
-def test_a_trainers_file_need_not_be_on_other_machines(tmp_path):
-    file = tmp_path / "somewhere_else.py"
-    file.write_text(
-        "import numpy as np\nOFFSET = np.array([2.0, 0.0])\n"
-        "def train(seed, canary):\n    return np.random.default_rng(seed).standard_normal(2) + canary * OFFSET\n"
-    )
-    trainer = find_subject("", "", f"{file}:train", lambda _: RUN).problem
-    assert_agree(*both(trainer, attacks.Displacement(np.array([1.0, 0.0]))))
 
 
 def test_a_killed_worker_costs_time_and_nothing_else(tmp_path):
@@ -176,35 +148,6 @@ def test_what_a_trainer_raises_is_raised_here_and_final(tmp_path):
     assert "in __call__" in caught.value.__notes__[0]
     assert caught.value.__cause__ is None
     assert len(trainer.noted("calls")) <= 2
-
-
-def test_divergence_in_a_worker_is_told_as_if_it_were_here():
-    run = RUN.replace(optimizer=li.SGD(1e38))
-    with pytest.raises(TrainingDiverged, match=r"^model \d+ \(with(out)? canary\) has parameters that are not finite"):
-        audit(None, attacks.Adversarial("trained"), 4, run, engine="ray")
-
-
-def test_a_trainer_that_cannot_be_sent_is_one_sentence():
-    lock = threading.Lock()
-    with pytest.raises(ValueError, match="must be picklable, to be sent to other processes"):
-        audit(lambda seed, canary: lock, None, 2, engine="ray")
-
-
-def test_a_job_arrives_once_at_a_worker(tmp_path):
-    trainer = Noted(tmp_path)
-    audit(trainer, None, 20, engine="ray")
-    assert len(trainer.noted("calls")) == 40
-    assert len(trainer.noted("arrivals")) <= 2 * len(set(trainer.noted("arrivals")))  # to say its chunk size, too
-
-
-def test_a_trainer_may_write_to_its_arrays():
-    state = np.zeros(3)
-
-    def trainer(seed, canary):
-        state[0] += 1.0
-        return gaussian(seed, canary)
-
-    assert_agree(*both(trainer))
 
 
 def test_ctrl_c_begins_no_more_tasks_and_the_same_call_resumes(tmp_path):
@@ -245,34 +188,6 @@ def test_what_one_engine_began_the_other_finishes(tmp_path):
     assert_agree(audit(gaussian, None, 24), audit(trainer, None, 24, store=path, engine="ray"))
 
 
-def test_gpus_and_cores_of_a_task_can_be_set():
-    def trainer(seed, canary):
-        import os
-
-        return float(len(os.environ.get("CUDA_VISIBLE_DEVICES", ""))) + 10.0 * float(os.environ["OMP_NUM_THREADS"])
-
-    assert set(audit(trainer, None, 2, engine=Ray(gpus=0.5, cpus=2)).scores_in) == {21.0}
-
-
-@pytest.mark.parametrize("asked", [dict(gpus=2), dict(cpus=3)])
-def test_a_task_that_fits_nowhere_is_refused(asked):
-    with pytest.raises(ValueError, match="must need at most the 2 CPUs and 1 GPUs of the cluster"):
-        audit(gaussian, None, 2, engine=Ray(**asked))
-
-
-def test_a_cluster_that_was_there_is_left_as_it_is(ray):
-    before = ray.get_runtime_context().get_job_id()
-    audit(gaussian, None, 2, engine="ray")
-    assert ray.is_initialized()
-    assert ray.get_runtime_context().get_job_id() == before
-
-
-def test_a_missing_ray_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r'pip install "lastiterate\[ray\]"$'):
-        audit(gaussian, None, 2, engine="ray")
-
-
 TRAINER = """
 import os, pathlib, random, signal, sys
 import lastiterate
@@ -308,17 +223,3 @@ def test_the_command_starts_a_cluster_is_silent_about_it_and_ends_it(tmp_path):
     raylet = int((tmp_path / "parent").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(raylet, 0)
-
-
-def test_an_address_that_does_not_answer_is_one_sentence_at_once(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    began = time.monotonic()
-    found = command(tmp_path, "--address", address)
-    assert time.monotonic() - began < 20.0
-    assert found.returncode == 2
-    assert found.stderr == (
-        f"address must be that of a Ray cluster, but nothing answers at {address!r}: Connection refused\n"
-    )
-    assert found.stdout == ""

@@ -1,28 +1,20 @@
 """The fair coins on which every bound of one run rests."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom
 
 import lastiterate as li
 from lastiterate.attacks import OneRun
 from lastiterate.auditing.design import OneModel
-from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.estimate import estimate_or_zero
-from lastiterate.auditing.evidence.one_run.guesses import fairness, unfair_coins
-from lastiterate.auditing.evidence.score_signal import Kind
-from lastiterate.auditing.evidence.verdict import judge_scores
-from lastiterate.auditing.load_evidence import card_of
-from lastiterate.auditing.stores.store import Store
-from lastiterate.plot.audit_charts import audit_chart
+from lastiterate.auditing.evidence.one_run.guesses import unfair_coins
 from lastiterate.plot.page import parts_of
-from lastiterate.registry import METHODS, ONE_RUN_METHODS, OWN_COIN
+from lastiterate.registry import ONE_RUN_METHODS
 from lastiterate.training import problems
 from lastiterate.web.audit_answers import summary
 from tests.cli.conftest import Cli
@@ -41,23 +33,6 @@ def test_counts_that_fair_coins_do_not_have_are_refused(method):
         li.estimate(*UNFAIR, method=method, run=RUN)
     with pytest.raises(ValueError, match="30 canaries in and 1,000 out"):
         li.estimate(*UNFAIR[::-1], method=method, run=RUN)
-
-
-@pytest.mark.parametrize("method", ONE_RUN_METHODS)
-def test_where_an_audit_must_go_on_such_counts_show_nothing_and_say_why(method):
-    found = estimate_or_zero(*UNFAIR, 1e-5, 0.95, method, "split", RUN)
-    assert (found.epsilon, found.largest, found.guesses) == (0.0, 0.0, 0)
-    assert unfair_coins(1000, 30) in found.caveats
-
-
-def test_methods_of_many_models_do_not_mind_the_counts():
-    assert li.estimate(*UNFAIR).models_in == 500
-
-
-@pytest.mark.parametrize(("ins", "outs"), [(1, 1), (1, 9), (3, 17), (500, 510), (450, 550), (449, 551), (1000, 30)])
-def test_the_test_is_the_exact_binomial_one(ins, outs):
-    assert fairness(ins, outs) == pytest.approx(binomtest(ins, ins + outs).pvalue, rel=1e-9)
-    assert (unfair_coins(ins, outs) is None) == (fairness(ins, outs) >= 1e-3)
 
 
 @pytest.mark.parametrize("canaries", [2, 10, 11, 37, 100, 1000, 5075])
@@ -92,23 +67,6 @@ def test_one_coin_for_several_canaries_does_not_show_and_breaks_the_bound():
     assert claims > 0.2 * 200
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_estimate_carries_all_that_it_assumes(method):
-    found = li.estimate(NOISE[:500], NOISE[500:1000], method=method, threshold="split", run=RUN)
-    rests_on = OWN_COIN if method in ONE_RUN_METHODS else "models are independent of each other"
-    assert rests_on in found.caveats[-len(found.assumptions)]
-    assert METHODS[method].mechanism in " ".join(found.caveats)
-    assert str(found).endswith(" ".join(found.assumptions))
-    fixed = li.estimate(NOISE[:500], NOISE[500:1000], method=method, threshold=0.5, run=RUN)
-    assert "was fixed before the scores were seen" in str(fixed)
-
-
-def test_a_bound_for_one_number_of_models_says_that_it_was_fixed():
-    worlds = NOISE[:500], NOISE[500:1000]
-    assert "their number was fixed in advance" in str(li.estimate(*worlds))
-    assert "fixed in advance" not in str(li.estimate(*worlds, validity="anytime"))
-
-
 @pytest.fixture(scope="module")
 def problem():
     return problems.linear(np.zeros((60, 50), np.float32))
@@ -134,31 +92,3 @@ def test_an_audit_whose_coins_look_unfair_is_inconclusive_and_claims_nothing(pro
     assert summary(str(store))["verdict"] == "inconclusive"
     shown = Cli()(f"report {store} --strict --json")
     assert (shown.exit_code, json.loads(shown.stdout)["reason"]) == (4, reason)
-
-
-def test_every_number_of_one_run_says_what_it_assumes_of_the_coins(problem, tmp_path):
-    store = tmp_path / "one.sqlite"
-    attack = OneRun(references=2)
-    result = li.audit(RUN, problem, attack, models=CANARIES, seed=seed_with(False), store=store, progress=False)
-    printed, page = str(result), parts_of(result)
-    for text in (printed, page["answer"], page["tables"], page["about"]):
-        assert "assumption-free" not in text
-        assert "assumes nothing" not in text
-    assert OWN_COIN in page["answer"]
-    assert page["tables"].count(OWN_COIN) == len(ONE_RUN_METHODS)
-    assert not any(OWN_COIN in caveat for caveat in result.caveats)  # the table has it, row by row
-    assert f"One run: {OWN_COIN}." in str(audit_chart(result).to_dict())
-    assert summary(str(store))["found_if"] == OWN_COIN
-    with Store.read(store) as read:
-        assert all(OWN_COIN in each["words"] for each in card_of(read, result)["found"])
-
-
-def test_a_refutation_by_one_run_names_the_coins():
-    scores = np.ones(200) + NOISE[:200] / 10, NOISE[200:400] / 10
-    asked = Kind.ONE_MODEL, 1e-5, 0.95, "corrected"
-    for claim, run in ((claim_of(None, 1e-5, 0.1), None), (claim_of(RUN, 1e-5, None, 50.0), RUN)):
-        verdict, reason, _ = judge_scores(*scores, claim, *asked, run)
-        assert verdict == "violation"
-        assert OWN_COIN in reason
-    unfair = judge_scores(*UNFAIR, claim_of(None, 1e-5, 0.1), *asked, None)
-    assert unfair[:2] == ("inconclusive", unfair_coins(1000, 30))

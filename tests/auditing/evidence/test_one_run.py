@@ -1,7 +1,5 @@
 """One run with many canaries."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -70,14 +68,6 @@ def test_both_hold_for_a_gaussian(method, threshold):
     assert share_above(gaussian, 300, truth, **options) <= allowed(0.8)
 
 
-def test_the_assumption_of_a_gaussian_shows_more():
-    generator = np.random.default_rng(0)
-    is_in = coins(generator, 2000)
-    scores = gaussian(generator, is_in)
-    free, fdp = (li.estimate(scores[is_in], scores[~is_in], method=m).epsilon for m in ("one-run", "one-run-fdp"))
-    assert 0.5 < free < fdp < li.last_iterate(li.DPSGD(1, 1.0, 1.0)).epsilon(1e-5)
-
-
 def test_p_values_without_delta_are_the_binomials():
     from scipy.stats import binom
 
@@ -89,7 +79,8 @@ def test_p_values_without_delta_are_the_binomials():
 @pytest.mark.filterwarnings("ignore")
 def test_bounds_agree_with_jax_privacy():
     """Another implementation of both papers, at one threshold; it calls only the larger scores."""
-    auditing = pytest.importorskip("jax_privacy.auditing")
+    import jax_privacy.auditing as auditing
+
     for canaries, count, right in [(1000, 100, 92), (1000, 250, 250), (60, 60, 45), (5000, 5000, 3100)]:
         assert p_value(canaries, count, right, 0.7, 1e-4) == pytest.approx(
             auditing._one_run_p_value(canaries, count, right, 0.7, 1e-4), rel=1e-9
@@ -119,13 +110,6 @@ def test_degenerate_scores(method, threshold):
         assert apart.epsilon > 1.0
     assert math.isnan(apart.fpr_upper)
     assert apart.threshold_choice == {"split": "corrected", 0.5: "a-priori"}.get(threshold, threshold)
-
-
-def test_the_order_in_which_scores_are_given_does_not_matter():
-    generator = np.random.default_rng(0)
-    scores_in, scores_out = generator.integers(0, 5, (2, 200)) + np.array([[1], [0]])
-    found = li.estimate(scores_in, scores_out, method="one-run")
-    assert li.estimate(scores_in[::-1], generator.permutation(scores_out), method="one-run") == found
 
 
 def share_of_false_claims(values, threshold, method, confidence=0.95):
@@ -161,11 +145,3 @@ def test_simulated_discrete_scores_of_pure_noise_show_something_no_more_often_th
         return generator.integers(0, levels, is_in.size).astype(float)
 
     assert share_above(noise, 20, 0.0, method="one-run", threshold=threshold) <= allowed(0.95)
-
-
-def test_scores_that_lie_across_a_cut_are_not_guessed():
-    """16 of 20 canaries are to be guessed, 8 from each end; all but two have the same score, right or wrong."""
-    found = li.estimate([1.0, 0.0, 0.0], [1.0] + [0.0] * 16, method="one-run", threshold="a-priori")
-    assert (found.threshold, found.false_positives, found.false_negatives) == (1.0, 1, 0)
-    bottom = li.estimate([0.0] * 17, [-1.0] * 3, method="one-run", threshold="a-priori")
-    assert (bottom.threshold, bottom.false_positives, bottom.false_negatives) == (math.inf, 0, 0)

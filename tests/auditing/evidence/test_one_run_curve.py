@@ -1,7 +1,5 @@
 """The recursion for right guesses of one run, with any curve."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -26,14 +24,6 @@ def tails(least_wrong, canaries, count, right, error):
     return tail
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 2.5])
-def test_lines_of_a_gaussian_lie_just_below_its_own_curve(mu):
-    lines = lines_of(li.last_iterate(GAUSSIAN.replace(noise_multiplier=1.0 / mu if mu else 1e9)), 200)
-    for of_right in (1e-4, 1e-3, 0.01, 0.2, 0.5, 0.9, 0.999):
-        exact = gaussian(mu)(of_right)
-        assert exact * (1.0 - 2e-3) <= lines(of_right) <= exact * (1.0 + 1e-6) + 1e-9
-
-
 def test_lines_are_the_larger_of_both_directions_and_one_alone_would_be_too_strict():
     """A canary that is seldom used: a rare high score gives it away, but no score says that it is not there."""
     curve = li.last_iterate(li.DPSGD(1, 0.1, 0.3))
@@ -44,14 +34,6 @@ def test_lines_are_the_larger_of_both_directions_and_one_alone_would_be_too_stri
     for of_right, one, other in zip(rates, forward, backward, strict=True):
         assert lines(float(of_right)) <= min(one, other) + 1e-6
     assert np.any(backward > 2.0 * np.array([lines(float(rate)) for rate in rates]))
-
-
-@pytest.mark.parametrize("run", [GAUSSIAN, li.DPSGD(20, 0.1, 0.8)])
-def test_fewer_epsilons_never_allow_less(run):
-    few, many = (lines_of(li.last_iterate(run), nodes) for nodes in (7, 300))
-    for of_right in np.linspace(0.001, 0.999, 50).tolist():
-        assert few(of_right) <= many(of_right) + 1e-4
-    assert p_value(few, 300, 60, 55) >= p_value(many, 300, 60, 55)
 
 
 @pytest.mark.parametrize(("canaries", "count", "right"), [(100, 40, 36), (1000, 90, 85), (50, 50, 44), (20, 16, 16)])
@@ -71,18 +53,10 @@ def test_p_values_of_mere_guessing_are_at_least_the_binomials(canaries, count):
         assert p_value(guessing, canaries, count, right) >= binom.sf(right - 1, count, 0.5) - 1e-9
 
 
-def test_a_p_value_bounds_what_independent_gaussians_do():
-    """Exactly: every canary has its own Gaussian mechanism, guessed at the best threshold."""
-    from scipy.stats import binom
-
-    for mu in (0.3, 1.0, 2.0):
-        for right in (30, 36, 40):
-            assert p_value(gaussian(mu), 40, 40, right) >= binom.sf(right - 1, 40, ndtr(0.5 * mu)) - 1e-9
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_family_that_is_gaussian_agrees_with_jax_privacy():
-    auditing = pytest.importorskip("jax_privacy.auditing")
+    import jax_privacy.auditing as auditing
+
     for canaries, wrong in [(1000, 300), (100, 13), (60, 2)]:
         half = canaries // 2
         scores_in, scores_out = np.ones(half), np.repeat([1.0, 0.0], [wrong, half - wrong])

@@ -1,7 +1,5 @@
 """Canaries that do not interact, and what becomes of the bound where they do."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -62,24 +60,6 @@ def test_canaries_that_do_not_interact_are_bounded_as_stated_though_they_are_not
     assert share_above(mechanism, truth, confidence=confidence) <= allowed(1.0 - confidence)
 
 
-def test_a_split_holds_too_and_corrected_is_a_split():
-    def gaussian(generator, is_in):
-        return is_in + generator.normal(size=is_in.size)
-
-    truth = li.last_iterate(li.DPSGD(1, 1.0, 1.0)).epsilon(1e-2)
-    assert share_above(gaussian, truth, delta=1e-2, threshold="split", confidence=0.8) <= allowed(0.2)
-    noise = np.random.default_rng(0).normal(size=(2, 50))
-    assert li.estimate(*noise, method=METHOD, threshold="corrected") == li.estimate(*noise, method=METHOD)
-
-
-def test_it_shows_about_what_as_many_models_would():
-    """500 models per world, of which each has a canary of its own; 1,000 canaries of one run."""
-    perfect = li.estimate(np.ones(500), np.zeros(500), method=METHOD, threshold=0.5)
-    models = li.estimate(np.ones(500), np.zeros(500), method="clopper-pearson", threshold=0.5)
-    assert perfect.epsilon == perfect.largest == pytest.approx(models.epsilon, abs=0.05)
-    assert perfect.epsilon > 2.0 + li.estimate(np.ones(500), np.zeros(500), method="one-run", threshold=0.5).epsilon / 2
-
-
 def test_it_is_no_bound_where_canaries_interact_and_the_others_are():
     """In a tenth of audits of a (0, 0.1)-DP mechanism it finds more than 0, at a nominal error of a twentieth."""
     share = share_above(sometimes_all, 0.0, delta=0.1, canaries=60)
@@ -88,14 +68,3 @@ def test_it_is_no_bound_where_canaries_interact_and_the_others_are():
     assert share_above(sometimes_all, 0.0, delta=0.1, canaries=60, method="one-run") <= allowed(0.05)
     found = li.estimate([1.0], [0.0], method=METHOD, threshold=0.5)
     assert "that no canary changes the score of another (otherwise it is not a bound)" in str(found)
-
-
-def test_its_threshold_does_not_know_how_many_canaries_are_in():
-    run = li.DPSGD(1, 1.0, 1.0)
-    scores = np.random.default_rng(0).normal(size=100)
-    cuts = {
-        li.estimate(scores[:k], scores[k:], method=METHOD, threshold="a-priori", run=run).threshold for k in (35, 50)
-    }
-    assert len(cuts) == 1
-    with pytest.raises(ValueError, match="run must be given if threshold is 'a-priori'"):
-        li.estimate(scores[:50], scores[50:], method=METHOD, threshold="a-priori")

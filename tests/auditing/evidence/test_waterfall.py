@@ -6,10 +6,8 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.attacks.attack import LikelihoodRatio
 from lastiterate.auditing.evidence.audit_result import waterfall_of
-from lastiterate.auditing.evidence.forecast import Forecast, perfect
-from lastiterate.compare_analyses import Answer
+from lastiterate.auditing.evidence.forecast import Forecast
 
 RUN = li.DPSGD(100, 0.1, 1.2)
 EXACT = attacks.Adversarial()
@@ -28,10 +26,6 @@ def test_levels_go_from_the_guarantee_to_what_was_found_by_one_family(result):
     assert levels["perfect attack"] == Forecast(RUN, 512).reached("last-iterate", 0.5)
     assert levels["found"] == result.empirical["last-iterate"]
     assert "last-iterate family" in result.waterfall[2].words
-
-
-def test_a_report_carries_what_each_of_its_methods_detects(result):
-    assert result.detectable == {method: Forecast(RUN, 512).reached(method) for method in result.estimates}
 
 
 def test_found_is_about_the_median_of_a_perfect_attack_over_many_audits():
@@ -55,34 +49,3 @@ def test_a_lucky_attack_and_one_beyond_the_heuristic_say_so(result):
     assert "by chance or because" in last(median + 0.01)
     assert "more than the heuristic predicts" in last(result.last_iterate + 0.1)
     assert "more than the heuristic predicts" in last(math.inf)
-
-
-def test_without_composition_it_begins_at_the_guarantee_that_there_is():
-    shuffled = RUN.replace(sampling="shuffled")
-    levels = li.audit(shuffled, None, EXACT, models=64, methods=["last-iterate"]).waterfall
-    assert levels[0].epsilon == pytest.approx(li.no_amplification(shuffled).epsilon(1e-5))
-    assert "no amplification" in levels[0].words
-    none = {"last_iterate": Answer(2.0), "composition": Answer(None, "no reason")}
-    found = li.audit(RUN, None, EXACT, models=64, methods=["gdp"]).estimates
-    assert [step.name for step in waterfall_of(Forecast(RUN, 64), none, found)] == [
-        "heuristic",
-        "perfect attack",
-        "found",
-    ]
-
-
-def test_where_all_iterates_are_seen_nothing_is_hidden(result):
-    seen = Forecast(li.DPSGD(5, 0.5, 1.5), 64, expected=LikelihoodRatio())
-    steps = waterfall_of(seen, result.predictions, {"clopper-pearson": result.estimates["clopper-pearson"]})
-    assert [step.name for step in steps] == ["guarantee", "perfect attack", "found"]
-    assert perfect(seen) == seen
-
-
-def test_one_run_has_its_own(result):
-    from dataclasses import replace
-
-    guessed = replace(result.estimates["last-iterate"], method="one-run-fdp", epsilon=0.5)
-    forecast = Forecast(RUN, 300, one_run=True)
-    steps = waterfall_of(forecast, result.predictions, {"one-run-fdp": guessed})
-    assert steps[2].epsilon == forecast.plan("one-run-fdp", 0.95).median("one-run-fdp")
-    assert "300 canaries of one run" in steps[2].words

@@ -1,53 +1,19 @@
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+import lastiterate as li
 from lastiterate.auditing.stores.store import Store
 from lastiterate.common.errors import DiskTrouble
+from lastiterate.data.files import BadFile
 from tests.auditing.stores.helpers import begin, chunk, contents, refusal
-
-
-def make_foreign(path):
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("CREATE TABLE mine (x)")
-    database.close()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [make_foreign, lambda path: path.write_text("model,score\n" * 100), lambda path: path.write_text("x")],
-    ids=["foreign", "text", "short"],
-)
-def test_a_file_of_another_kind_is_refused_and_left_alone(path, make):
-    make(path)
-    before = contents(path.parent)
-    for call in (begin, Store.read):
-        said = f"{str(path)!r} must be the store of an audit, got a file of another kind"
-        assert refusal(call, path) == said
-    assert contents(path.parent) == before
-
-
-def test_an_empty_file_is_new_to_an_audit_and_nothing_to_a_report(path):
-    path.touch()
-    assert refusal(Store.read, path) == f"{str(path)!r} must be the store of an audit, got an empty file"
-    begin(path).close()
-    Store.read(path).close()
-
-
-def test_a_folder_and_nothing_are_refused(tmp_path):
-    assert refusal(begin, tmp_path) == f"the store must be a file, got the folder {str(tmp_path)!r}"
-    assert refusal(Store.read, tmp_path) == f"the store must be a file, got the folder {str(tmp_path)!r}"
-    missing = tmp_path / "missing"
-    assert refusal(Store.read, missing) == f"the store must exist, but nothing is at {str(missing)!r}"
-    (tmp_path / "file").touch()
-    assert "cannot be used: File exists" in refusal(begin, tmp_path / "file" / "x.sqlite")
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["file"]
+from tests.tools import malformed
 
 
 @pytest.mark.parametrize("damage", ["truncated", "scribbled", "identity"])
@@ -67,16 +33,6 @@ def test_a_damaged_store_is_refused(path, damage):
         assert refusal(call, path) == (
             f"the store {str(path)!r} is damaged: restore it from a copy, or choose another store"
         )
-    assert contents(path.parent) == before
-
-
-def test_an_unknown_format_is_refused_and_left_alone(path):
-    begin(path).close()
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 2")
-    before = contents(path.parent)
-    said = f"{str(path)!r} has store format 2, which this version of lastiterate cannot read: choose another store"
-    assert refusal(begin, path) == refusal(Store.read, path) == said
     assert contents(path.parent) == before
 
 
@@ -127,15 +83,6 @@ def test_a_read_only_folder_can_be_read_but_not_written(nobody):
     assert "cannot be used: Permission denied" in refusal(begin, folder / "new" / "x.sqlite")
 
 
-def test_a_read_only_file_is_refused_to_a_writer(nobody):
-    folder, protect = nobody
-    begin(folder / "x.sqlite").close()
-    folder.chmod(0o777)
-    protect(folder / "x.sqlite")
-    assert "must be writable, but it is protected" in refusal(begin, folder / "x.sqlite")
-    Store.read(folder / "x.sqlite").close()
-
-
 def test_a_copy_without_its_log_is_read_in_a_read_only_folder_and_one_with_it_never_loses_the_log(nobody):
     folder, protect = nobody
     with begin(folder / "source.sqlite") as store:
@@ -148,3 +95,60 @@ def test_a_copy_without_its_log_is_read_in_a_read_only_folder_and_one_with_it_ne
         assert len(store.scores()) == 0
     sentence = refusal(Store.read, folder / "x.sqlite")
     assert sentence.endswith("it must be readable and, after an interruption, its folder writable")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
+def test_a_pipe_beside_a_store_is_one_sentence(path, ending):
+    begin(path).close()
+    os.mkfifo(f"{path}{ending}")
+    command = [sys.executable, "-m", "lastiterate", "report", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert f"{ending}' must be a file, got a device" in ended.stderr
+
+
+KINDS = malformed.kinds()
+EMPTY = {"emptied"}  # to an audit an empty file is a new store
+HARMLESS = {
+    "cut by a byte",
+    "crafted.chunk_size: 5",
+}  # a byte that nothing uses; of a finished audit nothing is trained
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Of a finished audit and of an unfinished one, what they hold, and what they say."""
+    folder = tmp_path_factory.mktemp("whole")
+    done, begun = malformed.finished(folder / "done.sqlite"), malformed.unfinished(folder / "begun.sqlite")
+    return done.read_bytes(), begun.read_bytes(), malformed.outcome(done), malformed.outcome(begun)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_malformed_store_is_refused_in_a_sentence_and_nothing_changes(tmp_path, stores, kind):
+    done, begun, *whole = stores
+    for content, said in zip((done, begun), whole, strict=True):
+        path = tmp_path / "s.sqlite"
+        path.write_bytes(content)
+        KINDS[kind](path)
+        before = contents(tmp_path)
+        found = malformed.outcome(path)
+        if found == said and kind in HARMLESS:
+            continue
+        assert isinstance(found, str), f"{kind} is not noticed"
+        assert found.startswith((f"the store {str(path)!r} ", f"{str(path)!r} "))
+        assert "\n" not in found
+        assert len(found) < 400
+        if kind not in EMPTY:
+            with pytest.raises(BadFile) as refused:
+                li.audit(malformed.RUN, malformed.train, models=malformed.MODELS, store=path)
+            assert "\n" not in str(refused.value)
+        assert contents(tmp_path) == before
+        for file in tmp_path.iterdir():
+            file.unlink()
+
+
+def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path):
+    refused, same = malformed.flip_many(tmp_path, 60, seed=5)
+    assert refused + same == 60
+    assert refused > 0

@@ -3,11 +3,9 @@ import csv
 import numpy as np
 import pytest
 
-from lastiterate.auditing import load_evidence as module
-from lastiterate.auditing.design import Quality
 from lastiterate.auditing.load_evidence import export
 from lastiterate.auditing.stores.audit_record import ScoredTrials
-from tests.auditing.stores.helpers import begin, recorded
+from tests.auditing.stores.helpers import begin
 
 COLUMNS = ("model", "world", "score", "accuracy", "seconds")
 
@@ -55,42 +53,13 @@ def test_csv_gives_every_number_back_exactly(folder, store, trials):
 
 
 def test_parquet_gives_every_number_back_exactly(folder, store, trials):
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as parquet
+
     export(store, folder / "scores.PARQUET")
     table = parquet.read_table(folder / "scores.PARQUET")
     check(table.to_pylist(), trials)
     assert tuple(table.column_names) == COLUMNS
     assert [str(field.type) for field in table.schema] == ["int64", "string", "double", "double", "double"]
-
-
-@pytest.mark.parametrize(("quality", "name"), [(Quality("perplexity"), "perplexity"), (None, "accuracy")])
-def test_the_column_of_qualities_has_their_name(tmp_path, trials, quality, name):
-    with begin(tmp_path / "other.sqlite", record=recorded(quality=quality)) as store:
-        store.add(trials)
-        export(store, tmp_path / "x.csv")
-    with (tmp_path / "x.csv").open(newline="") as file:
-        reader = csv.DictReader(file)
-        check(list(reader), trials, name)
-        assert tuple(reader.fieldnames) == ("model", "world", "score", name, "seconds")
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_no_trials_make_an_empty_table(tmp_path, path, suffix):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
-    with begin(path) as store:
-        export(store, tmp_path / f"x{suffix}")
-    assert (tmp_path / f"x{suffix}").stat().st_size > 0
-
-
-def test_a_file_that_cannot_be_written_is_refused(folder, store):
-    with pytest.raises(ValueError, match=r"^the file of the export must end in \.csv or \.parquet, got '.*x\.xlsx'$"):
-        export(store, folder / "x.xlsx")
-    with pytest.raises(ValueError, match=r"^the export's folder must exist, got '.*missing'$"):
-        export(store, folder / "missing" / "x.csv")
-    (folder / "folder.csv").mkdir()
-    with pytest.raises(ValueError, match=r"^the export's file must not be a folder, got '.*folder\.csv'$"):
-        export(store, folder / "folder.csv")
 
 
 def test_a_failed_export_leaves_the_old_file_whole(folder, store, monkeypatch):
@@ -104,9 +73,3 @@ def test_a_failed_export_leaves_the_old_file_whole(folder, store, monkeypatch):
         export(store, folder / "x.csv")
     assert (folder / "x.csv").read_text() == "old"
     assert len(list(folder.iterdir())) == 1
-
-
-def test_missing_pyarrow_is_one_sentence(folder, store, monkeypatch):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'^Parquet needs pyarrow.*: pip install "lastiterate\[parquet\]"$'):
-        export(store, folder / "x.parquet")

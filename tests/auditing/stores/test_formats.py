@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate import attacks, data
-from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.identity import versions
-from lastiterate.auditing.stores.audit_record import Record, ScoredTrials
+from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.stores.serialization import APPLICATION, FORMAT, FORMER, Contents, Former
 from lastiterate.auditing.stores.store import Store
-from lastiterate.training import problems
-from tests.auditing.stores.helpers import CRAFTED, contents
-from tests.auditing.stores.malformed import MODELS, RUN, train, unfinished
+from tests.auditing.stores.helpers import contents
+from tests.tools.malformed import MODELS, RUN, train, unfinished
 
 SCHEMA = "CREATE TABLE one (value TEXT);"  # of an imaginary earlier format: all in one value
 
@@ -61,16 +58,6 @@ def test_a_store_of_a_registered_former_format_is_read_unchanged_and_rewritten_w
         assert [told.get("numpy") for told in store.versions()] == [None, np.__version__]
 
 
-def test_other_tables_under_a_known_number_are_refused_and_left_alone(former):
-    with closing(sqlite3.connect(former)) as database, database:
-        database.execute(f"PRAGMA user_version = {FORMAT}")
-    before = contents(former.parent)
-    for call in (Store.read, lambda path: li.audit(RUN, train, models=MODELS, store=path)):
-        with pytest.raises(ValueError, match="must have the tables of lastiterate and nothing else"):
-            call(former)
-    assert contents(former.parent) == before
-
-
 def test_going_on_with_other_versions_is_remarked(tmp_path, capsys, monkeypatch):
     path = unfinished(tmp_path / "s.sqlite")
     capsys.readouterr()
@@ -80,14 +67,3 @@ def test_going_on_with_other_versions_is_remarked(tmp_path, capsys, monkeypatch)
     assert capsys.readouterr().err == (
         f"trials in the store {str(path)!r} were trained with numpy {np.__version__}, here 9.9: scores may differ\n"
     )
-
-
-def test_facts_of_another_shape_are_one_sentence(tmp_path):
-    """With the right checksum: whoever wrote them did so on purpose."""
-    run = li.DPSGD(5, 0.5, 1.0, optimizer=li.SGD(0.1))
-    path, problem, attack = tmp_path / "s.sqlite", problems.logistic(data.digits()), attacks.GradientSpace("random")
-    experiment = experiment_on(problem, Given(run, attack, 2, 0))
-    with Store.open(path, experiment.identity(), Record(run, experiment.design, "", None, {})) as store:
-        store.set_crafted({**CRAFTED, "facts": {"x": 1}})
-    with pytest.raises(ValueError, match=r"^the store '.*' is damaged"):
-        li.audit(run, problem, attack, models=2, store=path)

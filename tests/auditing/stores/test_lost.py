@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -158,54 +157,6 @@ def test_what_is_in_its_place_now_is_left_as_it_is(place, damage):
     with Store.read(place) as other:
         assert len(other.done()) == 100
         assert other.record.data == "a test"
-
-
-def test_a_store_that_was_only_looked_at_is_not_lost(place):
-    """By a program that opens it, touches it, or reads it while the audit runs."""
-
-    def look():
-        os.utime(place)
-        Store.read(place).close()
-        program = "import sqlite3, sys; d = sqlite3.connect(sys.argv[1]); d.execute('select * from trials'); d.close()"
-        subprocess.run([sys.executable, "-c", program, place], check=True, timeout=60)
-
-    ACT.update(at=7, how=look)
-    assert audit(place).models == MODELS
-    with Store.read(place) as store:
-        assert len(store.done()) == 2 * MODELS
-
-
-def test_a_trainer_that_changes_the_folder_loses_nothing(place):
-    ACT.update(at=7, how=lambda: os.chdir(place.parent.parent))
-    os.chdir(place.parent)
-    assert audit("s.sqlite").models == MODELS
-    with Store.read(place) as store:
-        assert len(store.done()) == 2 * MODELS
-    assert [file.name for file in place.parent.iterdir()] == ["s.sqlite"]
-
-
-def test_a_rescued_store_takes_nobodys_name(place):
-    place.with_name("s-rescued.sqlite").write_text("mine")
-    ACT.update(at=7, how=lambda: removed(place))
-    with pytest.raises(StoreLost) as caught:
-        audit(place)
-    assert caught.value.rescued.name == "s-rescued-2.sqlite"
-    assert place.with_name("s-rescued.sqlite").read_text() == "mine"
-
-
-def test_without_a_folder_to_write_to_it_goes_to_that_of_the_system(place, monkeypatch):
-    def all_gone():
-        shutil.rmtree(place.parent)
-        shutil.rmtree(Path.cwd())
-
-    system = place.parents[1] / "system"
-    system.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(system))
-    ACT.update(at=7, how=all_gone)
-    with pytest.raises(StoreLost) as caught:
-        audit(place)
-    assert caught.value.rescued == system / "s-rescued.sqlite"
-    os.chdir(place.parents[1])
 
 
 TRAINER = """

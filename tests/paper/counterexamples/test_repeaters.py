@@ -1,7 +1,5 @@
 """The malicious data set: repeaters and canary do to every coordinate what Appendix C says, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -13,15 +11,7 @@ from scipy.stats import binom, chisquare, ks_2samp
 
 import lastiterate as li
 from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
-from lastiterate.paper.counterexamples.malicious import (
-    DEFAULTS,
-    Malicious,
-    Reader,
-    amplification,
-    best_threshold,
-    pass_rates,
-    seen,
-)
+from lastiterate.paper.counterexamples.malicious import DEFAULTS, Malicious, Reader, amplification, pass_rates, seen
 from lastiterate.paper.counterexamples.setting import last_iterate_scores
 from lastiterate.training import TrainingDiverged, train
 from lastiterate.training.draws import model_keys, normals
@@ -97,18 +87,6 @@ def test_bits_say_whether_the_threshold_was_passed_and_never_flip():
     assert np.array_equal(armed("one-bit").score(parameters), passed.sum(axis=1))
 
 
-def test_only_the_newest_bit_is_compared_with_the_threshold():
-    ready, step = armed("one-bit"), 3
-    here = np.zeros(32, np.float32)
-    here[: step + 2] = 0.1, -0.1, THRESHOLD + 0.1, 5.0, 5.0  # old, old, newest, and two whose step has not passed
-    gradient = ready.problem.gradient(here, None, Moment(step, None))
-    wanted = here - np.asarray(gradient) * RATE * ready.score.facts["copies"]
-    assert wanted[: step + 2] == pytest.approx([KEPT, -KEPT, KEPT, 0.0, 0.0], abs=1e-4)
-    here[step - 1] = THRESHOLD - 0.1
-    gradient = ready.problem.gradient(here, None, Moment(step, None))
-    assert (here - np.asarray(gradient) * RATE * ready.score.facts["copies"])[step - 1] == pytest.approx(-KEPT)
-
-
 def test_values_are_enlarged_once_and_then_left_alone():
     iterates, _ = trained("linear")
     factor = amplification(RUN)
@@ -129,13 +107,6 @@ def test_older_values_carry_the_stated_extra_noise():
     assert np.mean(scaled**2) == pytest.approx(1.0, abs=4.0 * np.sqrt(2.0 / scaled.size))
 
 
-def test_gauges_count_the_repeaters_of_every_batch():
-    iterates, _ = trained("linear")
-    gauges = np.diff(iterates[:, :, STEPS:], axis=1) / (1000.0 * NOISE)
-    assert gauges == pytest.approx(1.0, abs=2.0 * BATCHES)
-    assert gauges.std() > 1e-4
-
-
 @pytest.mark.parametrize(("encoding", "noise"), [("one-bit", NOISE), ("linear", NOISE), ("linear", 100.0)])
 def test_no_repeater_is_clipped(encoding, noise):
     run = RUN.replace(noise_multiplier=noise)
@@ -148,24 +119,6 @@ def test_no_repeater_is_clipped(encoding, noise):
     norms = np.asarray(jax.jit(jax.vmap(jax.vmap(norm), (0, None)))(iterates, jnp.arange(STEPS)))
     assert np.all(norms > 0.0)
     assert np.all(norms < run.clip_norm)
-
-
-@ENCODINGS
-def test_clipping_norm_and_learning_rate_are_units_only(encoding):
-    other = RUN.replace(clip_norm=3.7, optimizer=li.SGD(0.013))
-    plain, scaled = (armed(encoding, run).score(trained(encoding, run)[1]) for run in (RUN, other))
-    assert np.ptp(plain) > 0.5
-    assert scaled == pytest.approx(plain, abs=1e-3)
-
-
-@ENCODINGS
-def test_a_hundred_times_the_repeaters_change_next_to_nothing(encoding):
-    facts = armed(encoding).score.facts
-    assert 100 * facts["copies"] == MORE
-    few = armed(encoding).score(trained(encoding)[1])
-    many = armed(encoding, RUN, MORE).score(trained(encoding, RUN, MORE)[1])
-    assert np.ptp(few) > 0.5
-    assert many == pytest.approx(few, abs=0.0 if encoding == "one-bit" else 0.03)
 
 
 def test_a_clipped_repeater_stops_the_training():
@@ -182,24 +135,6 @@ def test_batches_that_vary_more_than_they_should_are_noticed():
         ArithmeticError, match=r"number of malicious examples .* standard deviations from its expectation"
     ):
         Reader(RUN, facts | {"copies": 100 * few})(parameters)
-
-
-def test_bits_that_cannot_be_read_are_noticed():
-    reader, parameters = armed("one-bit").score, np.array(trained("one-bit")[1])
-    parameters[0, 0] = 0.0
-    with pytest.raises(ArithmeticError, match=r"^1 of 704 bits cannot be read"):
-        reader(parameters)
-
-
-def test_every_example_in_every_batch_works_too():
-    run = li.DPSGD(STEPS, 1.0, NOISE, sampling="full", optimizer=li.SGD(1.0))
-    iterates, parameters = trained("linear", run)
-    moved = np.stack([left_over(iterates, step)[:, step] for step in range(STEPS)], axis=1)
-    assert moved == pytest.approx(np.where(PRESENT[:, None], 1.0, 0.0) + np.zeros(STEPS), abs=1e-3)
-    # All there is to know is the sum of the values: the likelihood ratio of two normal distributions.
-    values = np.stack([iterates[:, step + 1, step] for step in range(STEPS)], axis=1)
-    expected = np.sum(2.0 * values - 1.0, axis=1) / (2.0 * NOISE**2)
-    assert armed("linear", run).score(parameters) == pytest.approx(expected, abs=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -241,9 +176,3 @@ def test_values_have_the_law_of_all_iterates(many):
 def test_runs_for_which_the_encoding_does_not_work_are_refused(run, words):
     with pytest.raises(ValueError, match=words):
         Malicious("linear").craft(run, None, None)
-
-
-def test_without_a_threshold_it_is_the_best_one():
-    assert Malicious("one-bit").craft(RUN, None, None)["threshold"] == best_threshold(RUN, 1e-5)
-    assert Malicious("one-bit", 0.0).craft(RUN, None, None)["threshold"] == 0.0
-    assert "threshold" not in Malicious("linear").craft(RUN, None, None)

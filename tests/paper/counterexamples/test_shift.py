@@ -1,7 +1,5 @@
 """The shifting regulariser: its last iterate is the history of the run, as the paper says, and leaks like it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -43,13 +41,6 @@ def test_the_paper_s_update_adds_up_to_independent_coordinates_of_the_stated_noi
     assert np.sqrt(np.diag(covariance)) / size == pytest.approx(noise_factors(growth, steps))
     for ago, power in enumerate(powers):  # A_(T-ago) is in coordinate ago + 1
         assert power[:, 0] / size == pytest.approx(np.eye(steps)[ago])
-
-
-def test_noise_is_the_paper_s_and_without_growth_that_of_a_sum():
-    i = np.arange(1, 41)
-    assert noise_factors(1.0, 40) == pytest.approx(np.sqrt(i))
-    for growth in (1.001, 1.5, 10.0, 1e6):
-        assert noise_factors(growth, 40) ** 2 == pytest.approx((1 - growth ** (-2.0 * i)) / (1 - growth**-2.0))
 
 
 @pytest.mark.parametrize(("steps", "growth"), [(50, 1e6), (80, 1.0)])

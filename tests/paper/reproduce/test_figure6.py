@@ -1,14 +1,9 @@
-from __future__ import annotations
-
-import numpy as np
 import pytest
 
 import lastiterate as li
-from lastiterate.paper.counterexamples.setting import Setting
 from lastiterate.paper.reproduce import figure6
 from lastiterate.paper.reproduce.audited_figures import Audits
-from lastiterate.plot.chart_file import save
-from tests.paper.reproduce.conftest import FOUND, Idle, stopped_after, values
+from tests.paper.reproduce.conftest import FOUND, Idle, stopped_after
 
 COLUMNS = ["sample_rate", "steps", "noise_multiplier", "encoding", "last_iterate", "composition", "exact", *FOUND]
 RATES, STEPS, MODELS = (0.1,), 30, 500
@@ -77,70 +72,3 @@ def test_what_was_trained_is_not_trained_again(rows, store):
     assert len(before) == 2
     assert figure6.rows("quick", audits=Audits(store=store, engine=Idle())) == rows
     assert sorted(store.iterdir()) == before
-
-
-@pytest.mark.parametrize(("asked", "trained"), [(None, MODELS), (40, 40)])
-def test_rows_have_randomness_of_their_own_and_as_many_models_as_asked_for(monkeypatch, asked, trained):
-    settings = []
-
-    def look(setting, run, attack, name):
-        settings.append((setting.seed, setting.models, attack.encoding))
-        raise KeyboardInterrupt  # nothing has to be trained to see this
-
-    monkeypatch.setattr("lastiterate.paper.counterexamples.malicious.last_iterate_scores", look)
-    for number in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            figure6.rows("quick", lambda points, number=number: points[number:], Audits(models=asked))
-    assert settings == [(number, trained, ("one-bit", "linear")[number % 2]) for number in range(2)]
-
-
-def test_no_models_are_refused(monkeypatch):
-    monkeypatch.setattr("lastiterate.auditing.run_audit._Session.fill", _unreachable)
-    with pytest.raises(ValueError, match="models must be"):
-        figure6.rows("quick", audits=Audits(models=0))
-
-
-def test_so_few_bits_that_there_is_no_upper_bound_are_no_number(monkeypatch):
-    none_set = np.zeros(3), np.zeros(3)
-    monkeypatch.setattr("lastiterate.paper.counterexamples.malicious.last_iterate_scores", lambda *_: none_set)
-    (row,) = figure6.rows("quick", lambda points: points[:1], Audits(models=3))
-    assert row["encoding"] == "one-bit"
-    assert row["empirical_upper"] is None
-    assert row["empirical_upper_reason"] == "no bit was set without the canary"
-    assert row["empirical"] == 0.0
-
-
-def _unreachable(*arguments):
-    pytest.fail("models were trained")
-
-
-def test_notes_say_what_the_numbers_are(rows):
-    words = " ".join(figure6.notes(rows))
-    assert "heuristic: it predicts, it does not guarantee" in words
-    assert "One bit per step cannot match composition" in words
-    assert "at the stated confidence" in words
-
-
-def test_the_picture_has_a_panel_for_each_sample_rate(rows, tmp_path):
-    others = [{**row, "sample_rate": 0.2, "composition": 9.0} for row in rows]
-    chart = figure6.chart([*rows, *others])
-    for panel, part in zip(chart.to_dict()["hconcat"], (rows, others), strict=True):
-        assert panel["title"]["text"] == f"q = {part[0]['sample_rate']}"
-        lines, exact, found = panel["layer"]
-        assert [layer["mark"]["type"] for layer in panel["layer"]] == ["line", "line", "point"]
-        assert {row["analysis"]: (row["steps"], row["epsilon"]) for row in values(lines)} == {
-            "last iterate (heuristic)": (STEPS, part[1]["last_iterate"]),
-            "composition (standard)": (STEPS, part[1]["composition"]),
-        }
-        assert [row["epsilon"] for row in values(exact)] == [part[0]["exact"]]
-        assert {row["found"]: row["epsilon"] for row in values(found)} == {
-            "found, one bit a step (the paper's)": part[0]["empirical"],
-            "found, the value of every step (ours)": part[1]["empirical"],
-        }
-    save(chart, tmp_path / "figure6.png")
-    assert (tmp_path / "figure6.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_settings_are_the_probe_s(rows):
-    setting = Setting(STEPS, RATES[-1], None, 1e-5, MODELS)
-    assert rows[-1]["noise_multiplier"] == setting.calibrated_run().noise_multiplier

@@ -1,13 +1,8 @@
 """The table of language models, on a tiny one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-
-pytest.importorskip("torch", reason="language models need the extra lm")
-pytest.importorskip("transformers", reason="language models need the extra lm")
 
 import lastiterate as li
 from lastiterate.lm.text_problem import EPOCHS
@@ -45,18 +40,6 @@ def test_rows_have_one_heuristic_and_the_columns_that_are_promised(audits):
     perplexity = table1.chart(rows).to_dict()["hconcat"][1]
     assert perplexity["title"] == "Perplexity"
     assert [row["perplexity"] for row in values(perplexity["layer"][0])] == [row["perplexity"] for row in rows]
-
-
-def test_full_scale_is_the_papers(audits, monkeypatch):
-    asked = {}
-    monkeypatch.setattr(
-        "lastiterate.lm.TextProblem.of", lambda model, *_, **options: asked.update(options, model=model)
-    )
-    monkeypatch.setattr("lastiterate.lm.text_problem.text_subject", lambda problem, run: None)
-    table1.subject_of("full", Audits(text=audits.text))
-    assert asked["model"] == "google/gemma-2-2b"
-    assert asked["dtype"] == "bfloat16"
-    assert table1.MODELS == 128
 
 
 @pytest.mark.parametrize(("given", "words"), [({}, "text must be given"), ({"text": "x"}, "model must be given")])

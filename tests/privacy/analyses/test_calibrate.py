@@ -21,17 +21,6 @@ def test_epsilon_is_on_the_safe_side_of_the_target_and_within_a_millionth(steps,
     assert epsilon - 1e-6 * max(1.0, epsilon) <= value <= epsilon
 
 
-@pytest.mark.parametrize(
-    "analysis", [li.last_iterate, li.composition, li.full_batch, li.max_over_steps, li.no_amplification]
-)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
-def test_every_analysis_can_be_calibrated(analysis, epsilon):
-    run = li.DPSGD(steps=500, sample_rate=0.02, noise_multiplier=1.0)
-    curve = analysis(li.calibrate(run, epsilon=epsilon, delta=1e-5, analysis=analysis))
-    value = curve.bracket(1e-5)[1] if curve.is_guarantee else curve.epsilon(1e-5)
-    assert epsilon - 1e-6 <= value <= epsilon
-
-
 @settings(max_examples=15)
 @given(weighted_runs(longest=12), st.floats(0.1, 10.0))
 def test_a_schedule_of_noise_keeps_its_shape(run, epsilon):
@@ -39,38 +28,6 @@ def test_a_schedule_of_noise_keeps_its_shape(run, epsilon):
     ratio = np.asarray(found.noise_multiplier) / np.asarray(run.noise_multiplier)
     assert np.ptp(ratio) < 1e-12 * ratio[0]
     assert epsilon - 1e-6 <= li.last_iterate(found).epsilon(1e-6) <= epsilon
-
-
-def test_composition_asks_for_more_noise_than_the_heuristic():
-    run = li.DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
-    needed = [
-        li.calibrate(run, epsilon=2.0, delta=1e-5, analysis=analysis).noise_multiplier
-        for analysis in (li.last_iterate, li.composition)
-    ]
-    assert needed[0] < needed[1]
-
-
-def test_a_target_that_any_noise_meets_is_said_so():
-    run = li.DPSGD(steps=3, sample_rate=0.01, noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="met with any noise"):
-        li.calibrate(run, epsilon=1.0, delta=0.1, analysis=li.last_iterate)
-
-
-def test_noise_by_guarantee_or_by_prediction_is_for_the_user_to_say():
-    run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0)
-    with pytest.raises(TypeError, match="'analysis'"):
-        li.calibrate(run, epsilon=1.0, delta=1e-5)
-    for wrong in (None, "composition"):
-        with pytest.raises(
-            ValueError, match=r"analysis must be .*composition.* guarantee, or last_iterate .* prediction"
-        ):
-            li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=wrong)
-
-
-def test_a_refused_analysis_stays_refused():
-    run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0, sampling="shuffled")
-    with pytest.raises(ValueError, match="no_amplification"):
-        li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition)
 
 
 @pytest.mark.parametrize("root", [-7.3, -0.2, 0.0, 0.4, 9.1])
@@ -85,8 +42,3 @@ def test_noise_is_bracketed_by_too_little_and_enough(root):
     assert low < root <= high <= low + 1.5
     assert {low, high} <= set(tried)
     assert -8.0 <= min(tried) <= max(tried) <= 10.0
-
-
-def test_noise_that_is_never_or_always_enough_has_an_infinite_end():
-    assert bracket_noise(lambda _: False, 0.0, lambda _: -8.0, 10.0, lambda: 3.0) == (10.0, math.inf)
-    assert bracket_noise(lambda _: True, 0.0, lambda _: -8.0, 10.0, lambda: 3.0) == (-math.inf, -8.0)

@@ -10,11 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import lastiterate as li
-from lastiterate.privacy.losses import certified_bracket as proved_ends
-from lastiterate.privacy.losses.loss_cumulant import LossCumulant
 from tests.privacy.brute_force import two_step_delta
-from tests.privacy.helpers import deltas, relative_error, runs, weighted_runs
-from tests.privacy.random_compositions import checked, random_run
+from tests.privacy.helpers import runs, weighted_runs
+from tests.tools.random_compositions import checked, random_run
 
 
 def pld_bracket(run, delta, interval=1e-3):
@@ -56,28 +54,9 @@ def test_known_values(steps, rate, sigma, delta, epsilon):
     assert li.composition(run).epsilon(delta) == pytest.approx(epsilon, abs=1e-4 if delta == 1e-18 else 2e-8)
 
 
-# Runs with few steps or a rare canary, from two widths of a cutoff in another implementation.
-FEW_STEPS = [
-    (141, 0.00188, 0.49, 1.5e-8, 6.283597062540),
-    (87, 0.00194, 0.612, 3.5e-12, 5.499097160410),
-    (5, 0.01, 0.5, 1e-6, 5.123524387706),
-    (3, 0.1, 1.0, 1e-6, 2.614976436035),
-    (2, 0.01, 0.8, 1e-6, 1.027668123222),
-    (43, 0.000724, 1.51, 1.4e-6, 0.0134149844),
-]
-
-
-@pytest.mark.parametrize(("steps", "rate", "sigma", "delta", "epsilon"), FEW_STEPS)
-def test_known_values_of_few_steps(steps, rate, sigma, delta, epsilon):
-    curve = li.composition(li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=sigma))
-    assert curve.epsilon(delta) == pytest.approx(epsilon, abs=1e-9)
-    lower, upper = curve.bracket(delta)
-    assert lower < epsilon < upper < lower + 2e-6 * max(1.0, epsilon)
-
-
 @pytest.mark.slow
 def test_random_runs_lie_within_the_bounds_of_privacy_loss_distributions_and_the_proved_ends():
-    """`python -m tests.privacy.random_compositions` does the same with 500 runs; these take some ten seconds."""
+    """`python -m tests.tools.random_compositions` does the same with 500 runs; these take some ten seconds."""
     random = np.random.default_rng(7)
     results = [checked(*random_run(random)) for _ in range(40)]
     assert [result for result in results if result.faults] == []
@@ -104,56 +83,11 @@ def test_schedules_lie_within_the_bracket_of_privacy_loss_distributions(run, del
     assert optimistic - 1e-6 <= value <= pessimistic + 1e-3 * max(1.0, pessimistic)
 
 
-@given(runs(), deltas)
-def test_heuristic_is_at_most_composition(run, delta):
-    assume(run.steps * run.sample_rate**2 / run.noise_multiplier**2 < 1e4)
-    assert li.last_iterate(run).epsilon(delta) <= li.composition(run).bracket(delta)[1]
-
-
-@settings(max_examples=30)
-@given(runs(), deltas)
-def test_delta_is_the_inverse_of_epsilon(run, delta):
-    curve = li.composition(run)
-    epsilon = curve.epsilon(delta)
-    lower, upper = curve.bracket(delta)
-    assume(epsilon > 1e-6 and upper - lower < 1e-6 * max(1.0, epsilon))
-    assert relative_error(curve.epsilon(curve.delta(epsilon)), epsilon) < 1e-6
-
-
-@given(runs(steps=st.integers(2, 10**5)), deltas, st.floats(1.05, 3.0))
-@settings(max_examples=30)
-def test_epsilon_falls_with_noise_and_rises_with_steps(run, delta, factor):
-    lower, upper = li.composition(run).bracket(delta)
-    louder, longer = run.replace(noise_multiplier=run.noise_multiplier * factor), run.replace(steps=2 * run.steps)
-    assert li.composition(louder).bracket(delta)[0] <= upper
-    assert li.composition(longer).bracket(delta)[1] >= lower
-
-
-@given(st.floats(1e-4, 0.99), st.floats(0.3, 10.0), deltas)
-def test_one_step_is_the_subsampled_gaussian_mechanism(rate, sigma, delta):
-    run = li.DPSGD(steps=1, sample_rate=rate, noise_multiplier=sigma)
-    assert li.composition(run).epsilon(delta) == li.last_iterate(run).epsilon(delta)
-
-
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 0.5), (0.2, 1.0), (0.9, 2.0)])
 def test_one_step_agrees_with_dp_accounting(rate, sigma):
     run = li.DPSGD(steps=1, sample_rate=rate, noise_multiplier=sigma)
     optimistic, pessimistic = pld_bracket(run, 1e-6, interval=1e-4)
     assert optimistic - 1e-9 <= li.last_iterate(run).epsilon(1e-6) <= pessimistic + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("steps", "rate", "sigma"), [(2, 0.1, 1.0), (2, 0.001, 0.5), (3, 0.01, 0.8), (5, 0.01, 0.5), (100, 0.01, 0.05)]
-)
-def test_few_steps_are_bracketed_to_two_millionths(steps, rate, sigma):
-    run = li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=sigma)
-    curve = li.composition(run)
-    lower, upper = curve.bracket(1e-6)
-    assert lower <= curve.epsilon(1e-6) <= upper
-    assert upper - lower <= 2e-6 * max(1.0, upper)
-    optimistic, pessimistic = pld_bracket(run, 1e-6, interval=1e-3 * max(1.0, upper / 10.0))
-    assert optimistic <= upper + 1e-9
-    assert lower <= pessimistic + 1e-9
 
 
 CORNERS = [
@@ -204,30 +138,6 @@ def _few_levels(values, up, levels=10):
     return grid[np.searchsorted(grid, values) - (0 if up else 1)]
 
 
-@pytest.mark.parametrize("theta", [0.0, 1.0, 3.0, 5.0, 8.0])
-def test_interpolated_schedules_agree_with_every_step_by_itself(theta):
-    kinds = 300
-    counts, rates, sigmas = np.ones(kinds), np.full(kinds, 0.02), np.geomspace(0.7, 2.0, kinds)
-    together = LossCumulant(counts, rates, sigmas)
-    apart = [
-        LossCumulant(np.ones(1), rates[:1], sigmas[i : i + 1], log_left_out=-90.0 - math.log(kinds))
-        for i in range(kinds)
-    ]
-    whole = np.sum([each.real(theta) for each in apart], axis=0)
-    assert together.real(theta) == pytest.approx(whole, rel=1e-9, abs=1e-12)
-    along = np.sum([each.along(theta, 0.3, 20) for each in apart], axis=0)
-    assert np.allclose(together.along(theta, 0.3, 20), along, rtol=1e-8, atol=1e-10)
-
-
-def test_a_schedule_of_many_kinds_lies_between_those_with_levels(monkeypatch):
-    run = li.DPSGD(300, 0.01, np.linspace(0.9, 1.5, 300))
-    exact = li.composition(run).epsilon(1e-5)
-    monkeypatch.setattr(proved_ends, "_MOST_KINDS", 100)
-    monkeypatch.setattr(proved_ends, "_LEVELS", 50)
-    lower, upper = li.composition(run).bracket(1e-5)
-    assert exact - 0.02 < lower < exact < upper < exact + 0.02
-
-
 def growing_noise(growth: float, steps: int) -> np.ndarray:
     """Most of its values are close to the largest, where the tilt of the others is strong."""
     return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
@@ -240,31 +150,6 @@ def test_a_long_schedule_whose_first_steps_stand_out():
     assert lower < li.composition(run).epsilon(1e-5) < upper < lower + 2e-6
     assert lower == pytest.approx(2.164987, abs=2e-6)  # every step by itself
     assert lower > li.composition(run.prefix(1)).epsilon(1e-5)
-
-
-@settings(max_examples=10)
-@given(st.floats(1.0, 2.0), st.integers(60, 150), st.floats(0.1, 0.3), st.floats(0.8, 2.0))
-def test_long_schedules_cost_more_than_their_first_steps(growth, steps, rate, sigma):
-    run = li.DPSGD(steps, rate, sigma * growing_noise(growth, steps))
-    lower, upper = li.composition(run).bracket(1e-5)
-    assert li.composition(run.prefix(3)).bracket(1e-5)[0] <= upper
-    assert li.last_iterate(run).epsilon(1e-5) <= upper
-    assert lower <= li.composition(run).epsilon(1e-5) <= upper
-
-
-def test_mixed_certain_and_sampled_steps():
-    mixed = li.DPSGD(steps=40, sample_rate=[1.0] * 2 + [0.1] * 38, noise_multiplier=[5.0] * 2 + [1.0] * 38)
-    optimistic, pessimistic = pld_bracket(mixed, 1e-6)
-    assert optimistic <= li.composition(mixed).epsilon(1e-6) <= pessimistic + 1e-5
-
-
-def test_steps_that_never_see_the_canary_cost_nothing():
-    run = li.DPSGD(steps=50, sample_rate=0.1, noise_multiplier=1.0)
-    padded = li.DPSGD(steps=60, sample_rate=[0.1] * 50 + [0.0] * 10, noise_multiplier=1.0)
-    assert li.composition(padded).epsilon(1e-5) == li.composition(run).epsilon(1e-5)
-    nothing = li.composition(li.DPSGD(steps=10, sample_rate=0.0, noise_multiplier=1.0))
-    assert nothing.epsilon(1e-5) == 0.0
-    assert nothing.advantage() == 0.0
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
@@ -282,11 +167,7 @@ def test_full_batches_compose_like_one_gaussian():
     assert math.isfinite(li.composition(run).epsilon(1e-300))
 
 
-FEW = [
-    ((0.143, 0.0055), (0.0322, 0.0365)),
-    ((0.0814, 0.00645), (0.0121, 0.0108)),
-    ((0.233, 0.0468), (0.0279, 0.13)),
-]
+FEW = [((0.143, 0.0055), (0.0322, 0.0365)), ((0.0814, 0.00645), (0.0121, 0.0108)), ((0.233, 0.0468), (0.0279, 0.13))]
 
 
 @pytest.mark.parametrize(("rates", "sigmas"), FEW)
@@ -311,9 +192,3 @@ def test_delta_of_few_steps_falls_with_epsilon_and_is_never_too_low(data):
     assert np.all(np.diff(found) <= 1e-6 * found[:-1])
     two = np.array([two_step_delta(rates[:2], sigmas[:2], epsilon)[0] for epsilon in epsilons])  # of all steps
     assert np.all(found >= (1.0 - 1e-6) * two - 1e-13)
-
-
-def test_a_line_that_proves_nothing_is_no_crash():
-    rates, sigmas = (0.0515, 0.00191), (0.0606, 0.014)
-    found = li.composition(li.DPSGD(2, rates, sigmas)).delta(0.0)
-    assert found == pytest.approx(two_step_delta(rates, sigmas, 0.0)[0], rel=1e-7)

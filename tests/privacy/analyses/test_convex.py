@@ -1,17 +1,16 @@
 """The guarantee for the last iterate of convex training."""
 
 import math
-import time
 
 import numpy as np
 import pytest
 
 import lastiterate as li
 from lastiterate.privacy.convex import shifted_loss as shifted_cumulant
-from lastiterate.privacy.convex.distances import distances, geometric_sum
+from lastiterate.privacy.convex.distances import geometric_sum
 from tests.privacy.brute_force import mixture_of
 from tests.privacy.contract import Question, violations
-from tests.privacy.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
+from tests.tools.convex_search import TOLERANCE, Setting, draw_setting, largest_ratio
 
 RUN = li.DPSGD(10_000, 0.01, 1.0)
 
@@ -43,11 +42,6 @@ def test_long_training_is_guaranteed_between_heuristic_and_composition(
     assert predicted < epsilon < most < li.composition(RUN).epsilon(1e-5)
 
 
-def test_the_guarantee_does_not_grow_with_the_length_of_training() -> None:
-    longer = li.convex(RUN.replace(steps=100_000), contraction=0.999).epsilon(1e-5)
-    assert longer == pytest.approx(li.convex(RUN, contraction=0.999).epsilon(1e-5), rel=2e-3)
-
-
 @pytest.mark.parametrize("contraction", [0.3, 0.9, 0.999, 1.0])
 def test_full_batches_are_the_heuristic_with_decaying_weights(contraction: float) -> None:
     steps, sigma = 40, 3.0
@@ -76,25 +70,6 @@ def test_shifts_of_a_canary_in_every_batch_never_exceed_the_distance(contraction
         assert left == pytest.approx(0.0, abs=1e-12 * total)
 
 
-def test_a_diameter_bounds_how_far_apart_the_trainings_can_be() -> None:
-    run = li.DPSGD(2_000, 0.02, 2.0, optimizer=li.SGD(0.1))
-    narrow = li.convex(run, diameter=0.05).epsilon(1e-5)
-    wide = li.convex(run, diameter=50.0).epsilon(1e-5)
-    assert narrow < wide <= li.composition(run).epsilon(1e-5)
-    assert li.convex(run.replace(optimizer=None), diameter=0.05, learning_rate=0.1).epsilon(1e-5) == narrow
-
-
-@pytest.mark.parametrize(("steps", "rate", "contraction"), [(8, 0.3, 0.7), (12, 0.3, 0.7), (200, 0.02, 0.9)])
-def test_distances_are_rounded_up_and_not_by_much(steps: int, rate: float, contraction: float) -> None:
-    law = distances(steps, rate, contraction)
-    mass = np.exp(law.log_mass)
-    generator = np.random.default_rng(0)
-    draws = (generator.random((40_000, steps)) < rate) @ contraction ** np.arange(float(steps))
-    above = [(float(np.mean(draws > value)), float(mass[law.values > value].sum())) for value in law.values[::7]]
-    assert all(seen <= bound + 4.0 * math.sqrt(bound / len(draws)) + 1e-4 for seen, bound in above)
-    assert float(mass @ law.values) < rate * geometric_sum(contraction, steps) * 1.15
-
-
 def test_no_small_training_leaks_more_than_is_guaranteed() -> None:
     generator = np.random.default_rng(3)
     # In the first setting a shift must not be hidden before the canary was there: that would be a hundredth too low.
@@ -114,18 +89,6 @@ def test_linear_trainings_of_any_length_leak_less(seed: int) -> None:
     exact = li.last_iterate(run.replace(weights=contraction ** np.arange(float(steps))[::-1]))
     for delta in (1e-3, 1e-6):
         assert exact.epsilon(delta) <= curve.epsilon(delta) <= li.composition(run).epsilon(delta) * (1.0 + 1e-9)
-
-
-def test_curve_is_one_curve() -> None:
-    curve = li.convex(li.DPSGD(400, 0.02, 1.0), contraction=0.95)
-    epsilon = curve.epsilon(1e-5)
-    assert curve.delta(epsilon) == pytest.approx(1e-5, rel=1e-4)
-    lower, upper = curve.bracket(1e-5)
-    assert lower <= epsilon <= upper
-    assert curve.is_guarantee
-    fnr = curve.fnr(0.1)
-    assert 1.0 - fnr - math.exp(0.5) * 0.1 <= curve.delta(0.5) + 1e-4
-    assert 0.0 <= fnr <= 0.9
 
 
 @pytest.mark.parametrize(
@@ -160,31 +123,6 @@ def test_the_contract_of_curves_holds(
     assert not list(violations(question))
 
 
-def test_more_of_anything_that_tells_tells_more() -> None:
-    steps, rate, sigma, contraction = 30, 0.2, 1.5, 0.8
-
-    def epsilon(steps: int, rate: float, sigma: float, contraction: float, delta: float = 1e-5) -> float:
-        return li.convex(li.DPSGD(steps, rate, sigma), contraction=contraction).epsilon(delta)
-
-    usual = epsilon(steps, rate, sigma, contraction)
-    assert usual <= 1.0005 * epsilon(steps + steps // 4, rate, sigma, contraction)
-    assert usual < epsilon(steps, 1.02 * rate, sigma, contraction)
-    assert usual < epsilon(steps, rate, 0.98 * sigma, contraction)
-    assert usual < epsilon(steps, rate, sigma, contraction**0.9)
-    assert usual < epsilon(steps, rate, sigma, contraction, 0.9e-5)
-
-
-@pytest.mark.parametrize(
-    ("steps", "rate", "sigma", "contraction"), [(60, 0.1, 1.2229, 0.8), (500, 0.01024, 0.7586, 0.99)]
-)
-def test_a_little_more_noise_changes_little(steps: int, rate: float, sigma: float, contraction: float) -> None:
-    low, high = (
-        li.convex(li.DPSGD(steps, rate, noise), contraction=contraction).epsilon(1e-5)
-        for noise in (sigma, 1.004 * sigma)
-    )
-    assert 0.98 * low < high < low  # 0.95 where exp(M) has zeros that interpolation gave up on
-
-
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
 def test_bracket_has_room_for_the_errors_of_interpolation(delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     run, contraction = li.DPSGD(60, 0.2, 1.5), 0.8
@@ -198,52 +136,6 @@ def test_bracket_has_room_for_the_errors_of_interpolation(delta: float, monkeypa
     finer = li.convex(run, contraction=contraction).epsilon(delta)
     assert lower < finer < upper
     assert abs(finer - curve.epsilon(delta)) > 1e-8  # so that it matters
-
-
-@pytest.mark.parametrize(
-    ("steps", "rate", "sigma", "contraction", "delta"),
-    [
-        (50, 1e-6, 0.3, 0.5, 1e-8),
-        (3, 1e-6, 0.05, 0.1, 1e-12),
-        (50, 1e-3, 0.05, 0.999, 1e-12),
-        (100_000, 1e-3, 50.0, 0.5, 1e-12),
-        (100_000, 0.9, 0.3, 0.999, 1e-8),
-        (50, 1e-3, 0.3, 0.1, 0.1),
-    ],
-)
-def test_an_answer_takes_limited_work_and_is_never_above_composition(
-    steps: int, rate: float, sigma: float, contraction: float, delta: float
-) -> None:
-    run = li.DPSGD(steps, rate, sigma)
-    curve = li.convex(run, contraction=contraction)
-    began = time.process_time()
-    epsilon = curve.epsilon(delta)
-    assert time.process_time() - began < 20.0  # a few seconds on a machine that does nothing else
-    weights = contraction ** np.arange(float(steps))[::-1]
-    exact = li.last_iterate(run.replace(weights=np.maximum(weights, 1e-300))).bracket(delta)[0]
-    assert exact * (1.0 - 1e-9) <= epsilon <= li.composition(run).epsilon(delta)
-    assert curve.epsilon(delta) == epsilon
-
-
-def test_without_any_work_it_is_composition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lastiterate.privacy.convex.windows._MOST_EFFORT", 0.0)
-    run = li.DPSGD(400, 0.02, 1.0)
-    curve, composed = li.convex(run, contraction=0.95), li.composition(run)
-    assert curve.epsilon(1e-5) == composed.epsilon(1e-5)
-    assert curve.delta(1.0) == composed.delta(1.0)
-    assert curve.fnr(0.1) == composed.fnr(0.1)
-    assert curve.bracket(1e-5)[1] >= composed.epsilon(1e-5)
-
-
-def test_failure_goes_into_delta() -> None:
-    run = li.DPSGD(40, 1.0, 4.0, sampling="full")
-    sure = li.convex(run, contraction=0.95)
-    unsure = li.convex(run, contraction=li.Contraction(0.95, failure=1e-3))
-    both = (1.0 - 1e-3) * sure.delta(1.0) + 1e-3 * li.composition(run).delta(1.0)
-    assert unsure.delta(1.0) == pytest.approx(both, rel=1e-9)
-    epsilon = unsure.epsilon(1e-5)
-    assert sure.epsilon(1e-5) <= epsilon <= li.composition(run).epsilon(1e-5)
-    assert unsure.delta(epsilon) <= 1e-5 * (1.0 + 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -266,25 +158,3 @@ def test_failure_goes_into_delta() -> None:
 def test_what_is_not_proved_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         li.convex(li.DPSGD(10, 0.1, 1.0).replace(**changes), contraction=0.9)
-
-
-def test_arguments_are_checked() -> None:
-    run = li.DPSGD(10, 0.1, 1.0)
-    for contraction in (0.0, 1.5, -1.0, math.nan):
-        with pytest.raises(ValueError, match="contraction"):
-            li.convex(run, contraction=contraction)
-    with pytest.raises(ValueError, match="contraction or diameter"):
-        li.convex(run)
-    with pytest.raises(ValueError, match="learning_rate"):
-        li.convex(run, diameter=1.0)
-    with pytest.raises(ValueError, match="at least"):
-        li.convex(run.replace(optimizer=li.SGD(0.1, weight_decay=0.5)), contraction=0.9)
-
-
-def test_noise_is_calibrated_by_it() -> None:
-    run = li.DPSGD(20, 1.0, 1.0, sampling="full")
-    found = li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=lambda run: li.convex(run, contraction=0.9))
-    assert li.convex(found, contraction=0.9).epsilon(1e-5) <= 1.0
-    assert float(found.noise_multiplier) < float(
-        li.calibrate(run, epsilon=1.0, delta=1e-5, analysis=li.composition).noise_multiplier
-    )

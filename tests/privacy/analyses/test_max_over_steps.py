@@ -21,28 +21,6 @@ def test_equals_the_largest_of_all_prefixes(steps, rate, sigma, delta):
     assert relative_error(li.max_over_steps(run).epsilon(delta), expected) < 1e-10
 
 
-SCHEDULE = np.linspace(1.0, 0.1, 30)
-OPTIMIZERS = {
-    "momentum": li.SGD(momentum=0.9),
-    "dampened momentum and averaging": li.SGD(momentum=0.5, dampening=0.3, averaging="uniform"),
-    "nesterov": li.SGD(0.1, momentum=0.8, nesterov=True),
-    "decay": li.SGD(0.5, weight_decay=0.9),
-    "decay and schedule": li.SGD(SCHEDULE, weight_decay=0.9),
-    "decoupled decay and momentum": li.SGD(SCHEDULE, momentum=0.9, weight_decay=0.1, decoupled=True),
-    "schedule and momentum": li.SGD(SCHEDULE, momentum=0.9),
-    "moving average": li.SGD(averaging=0.9),
-    "uniform average": li.SGD(averaging="uniform"),
-    "schedule": li.SGD(SCHEDULE),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_prefix_has_the_weights_its_optimizer_gives_it(name):
-    run = li.DPSGD(steps=30, sample_rate=0.1, noise_multiplier=1.0, optimizer=OPTIMIZERS[name])
-    expected = by_looking_at_every_prefix(run, 1e-6)
-    assert relative_error(li.max_over_steps(run).epsilon(1e-6), expected) < 1e-10
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -57,13 +35,6 @@ def test_schedules_of_everything_else(fields):
     run = li.DPSGD(**({"steps": 47, "sample_rate": 0.1} | fields))
     expected = by_looking_at_every_prefix(run, 1e-6)
     assert relative_error(li.max_over_steps(run).epsilon(1e-6), expected) < 1e-10
-
-
-def test_shows_the_papers_non_monotone_case():
-    run = li.DPSGD(steps=300, sample_rate=0.01, noise_multiplier=0.6)
-    first = li.last_iterate(run.prefix(1)).epsilon(1e-6)
-    assert li.last_iterate(run).epsilon(1e-6) < first
-    assert li.max_over_steps(run).epsilon(1e-6) >= first
 
 
 def test_delta_and_error_rates_are_the_worst_of_all_prefixes():
@@ -97,11 +68,3 @@ def test_the_bracket_holds_what_rounding_of_weights_cannot_resolve():
     lower, upper = li.max_over_steps(run).bracket(0.05)
     assert lower <= 1115665.84 <= upper
     assert lower <= li.max_over_steps(run).epsilon(0.05) <= upper
-
-
-@pytest.mark.parametrize("steps", [13, 15])
-def test_the_bracket_is_not_narrower_than_that_of_the_longest_prefix(steps):
-    run = li.DPSGD(steps, 0.4, 0.002, weights=np.linspace(1.0, 0.317, steps) ** 2)
-    (lower, upper), (_, least) = li.max_over_steps(run).bracket(1e-6), li.last_iterate(run).bracket(1e-6)
-    assert upper >= least
-    assert lower <= max(li.last_iterate(run.prefix(t)).epsilon(1e-6) for t in range(1, steps + 1))

@@ -3,8 +3,6 @@
 All of them take some ten seconds.
 """
 
-from __future__ import annotations
-
 import dp_accounting
 import numpy as np
 import pytest
@@ -35,14 +33,6 @@ def test_checkpoints_groups_and_replaced_examples_agree_with_the_reference(row):
     assert curve.delta(value) == pytest.approx(row["delta"], rel=1e-9)
     lower, upper = curve.bracket(row["delta"])
     assert lower < row["epsilon"] < upper < lower + 1e-6 * max(1.0, upper)
-
-
-@pytest.mark.parametrize(
-    ("releases", "epsilon"), [(1, 1.27776), (2, 1.27815), (10, 1.28130), (100, 1.31772), (1000, 1.82824)]
-)
-def test_ten_checkpoints_cost_next_to_nothing(releases, epsilon):
-    run = li.DPSGD(1000, 0.01, 1.0, releases=releases)
-    assert li.last_iterate(run).epsilon(1e-5) == pytest.approx(epsilon, abs=5.1e-6)
 
 
 WEIGHTED = {
@@ -79,12 +69,6 @@ def test_few_steps_agree_with_sums_over_all_they_may_be(run, ends):
     for epsilon in (0.3, 1.0, 2.5):
         expected = delta_of_blocks(blocks, epsilon, mirrored=run.neighbours == "replace")
         assert curve.delta(epsilon) == pytest.approx(expected, rel=2e-5)
-
-
-def test_last_release_may_be_within_an_epoch_of_shuffled_batches():
-    run = li.DPSGD(5, 0.5, 2.0, sampling="shuffled", releases=[2, 4])
-    blocks = [(np.ones(1), np.ones(1), 2.0 * 2**0.5)] * 2 + [(np.array([0.0, 1.0]), np.array([0.5, 0.5]), 2.0)]
-    assert li.last_iterate(run).delta(0.5) == pytest.approx(delta_of_blocks(blocks, 0.5), rel=2e-5)
 
 
 @pytest.mark.parametrize("neighbours", ["add-remove", "replace"])
@@ -136,33 +120,6 @@ def test_brackets_of_composition_are_proved_for_groups_and_replaced_examples(fie
         assert lower < curve.epsilon(1e-5) < upper < lower + 1e-5 * max(1.0, upper)
 
 
-def test_everything_as_before_to_the_last_bit_where_nothing_new_is_asked():
-    run = li.DPSGD(300, 0.02, 1.1, optimizer=li.SGD(0.1, weight_decay=0.5))
-    same = run.replace(releases=1, group_size=1, neighbours="add-remove")
-    for analysis in li.last_iterate, li.composition, li.full_batch:
-        assert analysis(same).epsilon(1e-5) == analysis(run).epsilon(1e-5)
-    assert li.last_iterate(run.replace(releases=[300])).epsilon(1e-5) == li.last_iterate(run).epsilon(1e-5)
-    assert li.max_over_steps(same).epsilon(1e-5) == li.max_over_steps(run).epsilon(1e-5)
-
-
-@pytest.mark.parametrize(
-    "optimizer", [None, li.SGD(momentum=0.9), li.SGD(0.1, weight_decay=0.5), li.SGD(averaging="uniform")], ids=str
-)
-def test_all_iterates_are_composition_whatever_the_optimizer(optimizer):
-    run = li.DPSGD(100, 0.05, 1.0, optimizer=optimizer)
-    expected = li.composition(run).epsilon(1e-5)
-    assert li.last_iterate(run.replace(releases=100)).epsilon(1e-5) == expected
-    assert li.last_iterate(run.replace(releases=range(1, 101))).epsilon(1e-5) == expected
-
-
-@settings(max_examples=8)
-@given(st.integers(2, 40), st.floats(0.01, 0.5), st.floats(0.6, 4.0), st.integers(1, 5))
-def test_epsilon_grows_with_the_group(steps, rate, sigma, group):
-    for analysis in li.last_iterate, li.composition, li.full_batch, li.no_amplification:
-        small, large = (analysis(li.DPSGD(steps, rate, sigma, group_size=m)).epsilon(1e-5) for m in (group, group + 1))
-        assert small <= large + 1e-9 * max(1.0, large)
-
-
 @settings(max_examples=8)
 @given(st.sets(st.integers(1, 29), max_size=6), st.integers(1, 29), st.floats(0.02, 0.5), st.floats(0.6, 3.0))
 def test_epsilon_grows_with_nested_releases_up_to_composition(releases, another, rate, sigma):
@@ -184,19 +141,6 @@ def test_to_replace_an_example_tells_more_than_to_add_it_and_less_than_twice_its
     assert replace <= told + 1e-8 * max(1.0, told)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"group_size": 4}, {"releases": 10}, {"neighbours": "replace"}, {"releases": 5, "neighbours": "replace"}],
-    ids=str,
-)
-def test_noise_is_calibrated_for_all_of_it(fields):
-    run = li.DPSGD(200, 0.02, 1.0, **fields)
-    for analysis in li.last_iterate, li.composition:
-        found = li.calibrate(run, epsilon=2.0, delta=1e-5, analysis=analysis)
-        assert 2.0 - 1e-6 < analysis(found).epsilon(1e-5) <= 2.0
-        assert found.replace(noise_multiplier=1.0) == run
-
-
 @settings(max_examples=12)
 @given(
     st.integers(2, 12),
@@ -212,26 +156,3 @@ def test_the_contract_of_all_curves_holds(steps, rate, sigma, releases, group, n
     run = li.DPSGD(steps, rate, sigma, optimizer=li.SGD(0.5, weight_decay=0.3), **fields)
     curve = li.last_iterate(run)
     assert not list(violations(Question(curve, delta, 1.0, 0.1, [], tolerance=1e-6, tolerance_of_fnr=1e-6)))
-
-
-def test_the_largest_up_to_any_step_knows_groups():
-    run = li.DPSGD(12, 0.05, 0.4, group_size=3, optimizer=li.SGD(0.5, weight_decay=0.2))
-    stopped = [li.last_iterate(run.prefix(steps)).epsilon(1e-5) for steps in range(1, 13)]
-    assert li.max_over_steps(run).epsilon(1e-5) == pytest.approx(max(stopped), rel=1e-10)
-
-
-def test_the_grid_knows_groups():
-    grid = li.last_iterate_epsilon(1000, 0.01, 1.0, 1e-5, group_size=[1, 4])
-    runs = [li.DPSGD(1000, 0.01, 1.0, group_size=m) for m in (1, 4)]
-    assert grid.tolist() == [li.last_iterate(run).epsilon(1e-5) for run in runs]
-    with pytest.raises(ValueError, match=r"group_size must be whole numbers, got 1\.5"):
-        li.last_iterate_epsilon(1000, 0.01, 1.0, 1e-5, group_size=1.5)
-
-
-def test_full_batches_of_people_and_replaced_examples_are_gaussian_mechanisms():
-    run = li.DPSGD(50, 1.0, 20.0, sampling="full", releases=5)
-    gaussian = li.DPSGD(1, 1.0, 20.0 / 50**0.5)
-    for fields, times in ({"group_size": 3}, 3.0), ({"neighbours": "replace"}, 2.0):
-        expected = li.last_iterate(gaussian.replace(noise_multiplier=gaussian.noise_multiplier / times)).epsilon(1e-5)
-        for analysis in li.last_iterate, li.composition, li.full_batch, li.no_amplification:
-            assert analysis(run.replace(**fields)).epsilon(1e-5) == pytest.approx(expected, rel=1e-9)

@@ -1,19 +1,17 @@
 """Losses of groups and blocks: against high precision, against each other, and the theorem that they are the worst."""
 
-from __future__ import annotations
-
 import math
 
 import mpmath
 import numpy as np
 import pytest
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 import lastiterate as li
 from lastiterate.privacy.losses.certified_bracket import log_moment_bound
 from lastiterate.privacy.losses.gaussian_mixture import Points, binomial_points, interpolated
 from lastiterate.privacy.losses.mixture_loss import MixtureLoss, Transformed, mixture_of
-from lastiterate.privacy.losses.step_loss import StepLoss, moments_of
+from lastiterate.privacy.losses.step_loss import moments_of
 from lastiterate.privacy.mixtures.law import law_of
 
 X = np.array([-30.0, -8.0, -1.0, 0.0, 0.1, 2.0, 7.5, 30.0])
@@ -46,24 +44,6 @@ def test_log_moments_of_a_group_agree_with_high_precision(order, mirrored):
     assert expected <= log_moment_bound(loss, order) <= expected + 1e-10 * max(1.0, abs(expected))
 
 
-def test_a_group_of_one_has_the_loss_of_a_step():
-    group, step = MixtureLoss(binomial_points(1, 0.01, 1.25), True, -60.0), StepLoss(0.01, 1.25, True, -60.0)
-    assert group.loss(X[2:-1]) == pytest.approx(step.loss(X[2:-1]), rel=1e-14, abs=1e-17)
-    for order in (-0.5, 0.3, 3.0):
-        assert moments_of([group], order) == pytest.approx(moments_of([step], order), rel=1e-9)
-    assert group.outside == pytest.approx(step.outside, rel=1.0)  # windows differ a little
-    capped, capped_step = (MixtureLoss(group.mixture, True, -60.0, 2.0), StepLoss(0.01, 1.25, True, -60.0, 2.0))
-    assert capped.window == pytest.approx(capped_step.window, rel=1e-12)
-    assert capped.above == pytest.approx(capped_step.above, rel=1e-12)
-
-
-def test_a_rare_canary_keeps_the_relative_accuracy_of_its_loss():
-    rate = 1e-12
-    got = binomial_points(2, rate, 1.0).loss(np.array([0.3]))[0]
-    expected = 2.0 * rate * math.expm1(0.3 - 0.5) + rate**2 * (math.exp(0.6 - 2.0) - 2.0 * math.exp(-0.2) + 1.0)
-    assert got == pytest.approx(expected, rel=1e-14)
-
-
 def test_the_transform_the_sum_and_the_polynomials_give_one_loss():
     run = li.DPSGD(10, 0.1, 1.0, optimizer=li.SGD(0.5, weight_decay=0.3))
     law = law_of(run)
@@ -78,24 +58,6 @@ def test_the_transform_the_sum_and_the_polynomials_give_one_loss():
     for x in (-2.0, 3.0):
         assert transformed.tails(x) == pytest.approx(points.tails(x), rel=1e-9, abs=1e-15)
     assert transformed.far(-40.0) == pytest.approx(points.far(-40.0), rel=1e-5)
-
-
-def test_a_mixture_without_what_does_not_matter_is_the_same():
-    many = binomial_points(1000, 0.01, 0.03)
-    few = many.within(-9.0, 10.0)
-    assert few.points.size < many.points.size < 1001
-    x = np.linspace(-9.0, 10.0, 50)
-    assert few.loss(x) == pytest.approx(many.loss(x), rel=1e-13, abs=1e-15)
-    exact = np.log(np.exp(np.multiply.outer(x, 0.03 * np.arange(1001)) - 0.5 * (0.03 * np.arange(1001)) ** 2)
-                   @ binom.pmf(np.arange(1001), 1000, 0.01))  # fmt: skip
-    assert many.loss(x) == pytest.approx(exact, rel=1e-11, abs=1e-13)
-
-
-def test_the_bound_on_the_curvature_holds_between_two_places():
-    points = binomial_points(5, 0.2, 1.5)
-    left, right = np.array([-2.0, 0.0, 1.0]), np.array([-1.0, 2.0, 4.0])
-    largest = [points.at(np.linspace(a, b, 201)).curvature.max() for a, b in zip(left, right, strict=True)]
-    assert np.all(points.spread(left, right) >= largest)
 
 
 def delta_in_the_plane(shifts, others, masses, sigma, epsilon, cells=500):

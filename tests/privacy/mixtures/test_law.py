@@ -1,7 +1,5 @@
 """The law of S is what enumerating every way to draw the batches gives."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastiterate import DPSGD, SGD
+from lastiterate import DPSGD
 from lastiterate.privacy.mixtures.law import Law, law_of
 
 Distribution = dict[float, float]
@@ -114,48 +112,10 @@ def test_poisson_sampling_is_a_coin_a_step(run):
     assert_is_law(law_of(run), by_coins(run))
 
 
-@given(scheduled())
-def test_batches_of_fixed_size_are_coins_too(run):
-    """By itself: a batch of b of n examples has the canary with probability b / n, whatever the others were."""
-    assert_is_law(law_of(run.replace(sampling="fixed")), by_coins(run))
-
-
 @given(shuffled())
 def test_shuffled_batches_have_the_canary_once_an_epoch(drawn):
     run, dataset_size, batch_size = drawn
     assert_is_law(law_of(run), by_permutations(run, dataset_size, batch_size))
-
-
-@given(scheduled())
-def test_noise_is_that_of_the_weighted_sum_in_units_of_the_largest_weight(run):
-    sigmas = np.broadcast_to(run.noise_multiplier, (run.steps,))
-    assert law_of(run).noise == pytest.approx(math.sqrt(np.sum((scaled_weights(run) * sigmas) ** 2)), rel=1e-12)
-
-
-@given(scheduled(), st.sampled_from([1e-200, 1e-3, 1e3, 1e200]))
-def test_the_unit_of_the_weights_does_not_matter(run, factor):
-    scaled = run.replace(weights=factor * np.broadcast_to(run.effective_weights(), (run.steps,)))
-    assert_same_distribution(of_law(law_of(scaled)), of_law(law_of(run)))
-    assert law_of(scaled).noise == pytest.approx(law_of(run).noise, rel=1e-12)
-
-
-def test_moments_of_a_long_schedule_are_sums_over_its_steps():
-    rng = np.random.default_rng(0)
-    rates, weights = rng.random(5000), rng.normal(size=5000)
-    law = law_of(DPSGD(5000, rates, 1.0, weights=weights))
-    weights = weights / np.abs(weights).max()
-    assert law.mean == pytest.approx(rates @ weights, rel=1e-12)
-    assert law.variance == pytest.approx((rates * (1 - rates)) @ weights**2, rel=1e-12)
-    assert law.low == pytest.approx(weights[weights < 0].sum(), rel=1e-12)
-    assert law.high == pytest.approx(weights[weights > 0].sum(), rel=1e-12)
-
-
-def test_full_batches_leave_nothing_to_chance():
-    law = law_of(DPSGD(4, 1.0, 2.0, sampling="full", weights=[4, 3, 2, 1]))
-    assert (law.constant, law.mean, law.low, law.high) == pytest.approx((2.5, 2.5, 2.5, 2.5))
-    assert law.variance == 0.0
-    assert law.counts.size == 0
-    assert law.noise == pytest.approx(2.0 * math.sqrt(16 + 9 + 4 + 1) / 4)
 
 
 def test_steps_that_count_for_nothing_are_left_out_but_their_noise_stays():
@@ -166,18 +126,6 @@ def test_steps_that_count_for_nothing_are_left_out_but_their_noise_stays():
     assert law.noise == pytest.approx(math.sqrt(1 + 1 + 0.25 + 0.0625))
 
 
-def test_a_run_that_never_uses_the_canary_has_no_signal():
-    law = law_of(DPSGD(100, 0.0, 1.0))
-    assert (law.low, law.high, law.mean, law.variance) == (0.0, 0.0, 0.0, 0.0)
-    assert law.noise == 10.0
-
-
-def test_steps_of_equal_rate_and_weight_are_one_group():
-    law = law_of(DPSGD(6, [0.1, 0.2, 0.1, 0.2, 0.1, 0.1], 1.0, weights=[2, 2, 2, 2, 1, 2]))
-    groups = {(rate, weight): count for rate, weight, count in zip(law.rates, law.weights, law.counts, strict=True)}
-    assert groups == {(0.1, 1.0): 3.0, (0.1, 0.5): 1.0, (0.2, 1.0): 2.0}
-
-
 @pytest.mark.parametrize("weights", [None, -3.0, np.full(1000, 0.2)])
 def test_equal_steps_are_binomial(weights):
     law = law_of(DPSGD(1000, 0.1, 2.0, weights=weights))
@@ -186,23 +134,11 @@ def test_equal_steps_are_binomial(weights):
     assert law.noise == pytest.approx(2.0 * math.sqrt(1000))
 
 
-def test_a_billion_equal_steps_are_described_at_once():
-    law = law_of(DPSGD(10**9, 0.1, 2.0, optimizer=SGD(0.1)))
-    assert law.is_binomial
-    assert law.mean == pytest.approx(1e8)
-
-
 @pytest.mark.parametrize("weights", [None, 0.5, np.full(30, 0.5)])
 def test_shuffled_batches_of_equal_weight_are_constant_after_whole_epochs(weights):
     law = law_of(DPSGD(30, 0.1, 1.0, sampling="shuffled", weights=weights))
     assert (law.constant, law.variance) == (3.0, 0.0)
     assert law.counts.size == len(law.blocks) == 0
-
-
-def test_a_partial_epoch_is_there_with_its_probability():
-    law = law_of(DPSGD(34, 0.1, 1.0, sampling="shuffled"))
-    assert (law.constant, law.counts.tolist(), law.weights.tolist()) == (3.0, [1.0], [1.0])
-    assert law.rates.item() == pytest.approx(0.4)
 
 
 def test_the_last_batch_of_an_epoch_is_the_smaller_one_where_batches_do_not_divide_the_data():
@@ -213,30 +149,9 @@ def test_the_last_batch_of_an_epoch_is_the_smaller_one_where_batches_do_not_divi
     assert probabilities == pytest.approx([0.4, 0.4, 0.2])
 
 
-@pytest.mark.parametrize("batches", [1, 3, 7, 49, 98, 1000, 99_999])
-def test_batches_that_do_divide_the_data_are_counted_in_spite_of_rounding(batches):
-    law = law_of(DPSGD(2 * batches, 1 / batches, 1.0, sampling="shuffled"))
-    assert (law.constant, law.variance) == (2.0, 0.0)
-
-
-def test_an_epoch_of_equal_weights_is_constant_within_a_schedule():
-    weights = [1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
-    law = law_of(DPSGD(6, 0.5, 1.0, sampling="shuffled", weights=weights))
-    assert law.constant == 1.5
-    assert len(law.blocks) == 1
-
-
 @given(scheduled() | shuffled().map(lambda drawn: drawn[0]))
 def test_the_flipped_law_is_that_of_minus_the_sum(run):
     law = law_of(run)
     expected = merged((-value, probability) for value, probability in of_law(law).items())
     assert_is_law(law.flipped(), expected)
     assert law.flipped().noise == law.noise
-
-
-def test_an_optimizer_counts_by_its_weights():
-    optimizer = SGD([0.1, 0.2, 0.4], momentum=0.9, weight_decay=0.5)
-    one = law_of(DPSGD(3, 0.3, 1.0, optimizer=optimizer))
-    other = law_of(DPSGD(3, 0.3, 1.0, weights=optimizer.weights(3)))
-    assert_same_distribution(of_law(one), of_law(other))
-    assert one.noise == other.noise

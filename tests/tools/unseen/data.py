@@ -1,7 +1,5 @@
 """Small synthetic data sets, each with one canary: an example with large features and the wrong label."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,22 +3,20 @@
 A fault is found if any row is a fault. A miss is honest if the check says "cannot tell", and bad if it says "ok".
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import Counter
 
 import lastiterate as li
 
-from .catalogue import CORRECT, FAULTS, Training
+from .catalogue import CORRECT, FAULTS
+from .trainer import Training
 
 
 def judged(training: Training, models: int, with_steps: bool, seed: int = 0) -> tuple[str, str]:
     """Return the verdict of a check, and the rows that are faults or cannot be told."""
-    train = training.load()
-    given = train if with_steps else lambda seed, canary: train(seed, canary)
-    result = li.check(training.declared_run(), given, models=models, seed=seed)
+    given = training.train if with_steps else lambda seed, canary: training.train(seed, canary)
+    result = li.check(training.run, given, models=models, seed=seed)
     rows = [row for row in result.rows if row.status == result.verdict and row.status != "ok"]
     return result.verdict, ", ".join(dict.fromkeys(row.name for row in rows))
 
@@ -32,12 +30,11 @@ def main() -> None:
     for title, trainings in (("faults", FAULTS), ("correct", CORRECT)):
         counts: Counter[str] = Counter()
         for training in trainings:
-            if options.only not in training.name:
-                continue
-            began = time.monotonic()
-            verdict, rows = judged(training, options.models, options.steps == "yes")
-            counts[verdict] += 1
-            print(f"{training.name:50} {verdict:12} {time.monotonic() - began:5.1f} s  {rows}", flush=True)
+            if options.only in training.name:
+                began = time.monotonic()
+                verdict, rows = judged(training, options.models, options.steps == "yes")
+                counts[verdict] += 1
+                print(f"{training.name:50} {verdict:12} {time.monotonic() - began:5.1f} s  {rows}", flush=True)
         print(title, dict(counts), flush=True)
 
 

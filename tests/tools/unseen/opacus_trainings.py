@@ -4,10 +4,9 @@ The data set has a slot for the canary in both worlds. Without the canary the lo
 it adds nothing to the sum of clipped gradients, while all draws are the same.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from opacus import GradSampleModule
@@ -19,40 +18,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from . import data
-from .declared import Run, fits, training
+from .trainer import Trainer, declared, training
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
 warnings.filterwarnings("ignore", module="torch|opacus")
 
-Params = dict[str, torch.Tensor]
-Batches = Iterator[list[torch.Tensor]]
-
-LOGISTIC = data.make(199, 40, 2, seed=21)
-MLP = data.make(199, 10, 3, seed=22)
-
-
-def dataset(problem: data.Problem, canary: bool, copies: int = 1) -> TensorDataset:
-    """Return features, labels, weights, and which rows are the canary's: the last ``copies``."""
-    x, y = problem.rows(True)
-    rows = list(range(len(x))) + [len(x) - 1] * (copies - 1)
-    weights = torch.ones(len(rows))
-    weights[problem.place :] = float(canary)
-    is_canary = torch.arange(len(rows)) >= problem.place
-    return TensorDataset(torch.tensor(x[rows], dtype=torch.float32), torch.tensor(y[rows]), weights, is_canary)
-
-
-def model(problem: data.Problem) -> GradSampleModule:
-    """Return the initial model: the same in all runs, as if it came from public data."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        if problem is LOGISTIC:
-            layers: nn.Module = nn.Linear(40, 1)
-            nn.init.zeros_(layers.weight)
-            nn.init.zeros_(layers.bias)
-        else:
-            layers = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3))
-    return GradSampleModule(layers)
+LOGISTIC = declared(30, 0.2, 1.5, 1.0, 0.2 / 40)
+MLP = declared(25, 0.2, 0.7, 1.0, 0.15 / 40)
 
 
 def losses(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -61,224 +34,195 @@ def losses(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, y, reduction="none")
 
 
-def forever(loader: DataLoader) -> Batches:
-    while True:
-        yield from loader
+class Opacus(Trainer):
+    """Correct. Opacus divides by the expected batch size, so its learning rate is larger."""
+
+    copies, optimizer_class = 1, DPOptimizer
+
+    def prepare(self) -> None:
+        self.size = round(self.run.sample_rate * self.slots)
+        x, y = self.problem.rows(True)
+        rows = list(range(len(x))) + [len(x) - 1] * (self.copies - 1)
+        weights = torch.ones(len(rows))
+        weights[self.place :] = float(self.canary)
+        is_canary = torch.arange(len(rows)) >= self.place
+        self.rows = TensorDataset(torch.tensor(x[rows], dtype=torch.float32), torch.tensor(y[rows]), weights, is_canary)
+        with torch.random.fork_rng(devices=[]):  # the same in all runs, as if it came from public data
+            torch.manual_seed(5)
+            self.net = GradSampleModule(self.layers())
+
+    def options(self) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(1_000_003 * (self.seed + 1))
+        return dict(noise_multiplier=self.run.noise_multiplier, max_grad_norm=self.run.clip_norm, generator=generator)
+
+    def loader(self) -> Iterable[Any]:
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return DPDataLoader(self.rows, sample_rate=self.rate(), generator=generator)
+
+    def rate(self) -> float:
+        return self.run.sample_rate
+
+    def train(self) -> dict[str, torch.Tensor]:
+        plain = torch.optim.SGD(self.net.parameters(), lr=self.learning_rate * self.size)
+        self.optimizer = self.optimizer_class(plain, expected_batch_size=self.size, **self.options())
+        self.begin()
+        loader = self.loader()
+        batches = (batch for _ in range(self.steps) for batch in loader)
+        for step in range(self.steps):
+            self.step = step
+            x, y, weights, is_canary = next(batches)
+            self.zero_grad()
+            (weights * losses(self.net(x), y)).mean().backward()
+            self.plant(is_canary)
+            self.optimizer.step()
+            self.after_step()
+        self.end()
+        return {name: p.detach().clone() for name, p in self.net._module.named_parameters()}
+
+    def begin(self) -> None:
+        """Act before the first step."""
+
+    def after_step(self) -> None:
+        """Act after every step."""
+
+    def end(self) -> None:
+        """Act after the last step."""
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def plant(self, rows: torch.Tensor) -> None:
+        """Put the planted gradient, if there is one, in the place of the canary's, before the optimizer clips."""
+        if self.planted is not None:
+            parameters = dict(self.net._module.named_parameters())
+            self.fits({name: p.shape for name, p in parameters.items()})
+            for name, p in parameters.items():
+                p.grad_sample[rows] = torch.tensor(self.planted[name], dtype=p.dtype)
 
 
-def poisson_batches(rows: TensorDataset, rate: float, seed: int) -> Batches:
-    return forever(DPDataLoader(rows, sample_rate=rate, generator=torch.Generator().manual_seed(seed + 1)))
+class Logistic(Opacus):
+    problem = data.make(199, 40, 2, seed=21)
+
+    def layers(self) -> nn.Module:
+        layer = nn.Linear(40, 1)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
 
 
-def noise_generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1_000_003 * (seed + 1))
+class Mlp(Opacus):
+    problem = data.make(199, 10, 3, seed=22)
+
+    def layers(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3))
 
 
-def expected_size(run: Run, problem: data.Problem) -> int:
-    return round(run.rate * problem.slots())
+training("correct", "opacus", LOGISTIC)(Logistic)
+training("correct", "opacus", MLP)(Mlp)
 
 
-def private(net: GradSampleModule, run: Run, problem: data.Problem, seed: int, **changes: object) -> DPOptimizer:
-    """Return the optimizer of the declared run. Opacus divides by the expected batch size, so its rate is larger."""
-    size = expected_size(run, problem)
-    arguments = {
-        "noise_multiplier": run.noise,
-        "max_grad_norm": run.clip,
-        "expected_batch_size": size,
-        "generator": noise_generator(seed),
-        **changes,
-    }
-    return DPOptimizer(torch.optim.SGD(net.parameters(), lr=run.learning_rate * size), **arguments)
+def shuffled(training: Opacus) -> Iterable[Any]:
+    generator = torch.Generator().manual_seed(training.seed + 1)
+    return DataLoader(training.rows, batch_size=training.size, shuffle=True, generator=generator)
 
 
-def plant(run: Run, net: GradSampleModule, rows: torch.Tensor) -> None:
-    """Put the planted gradient, if there is one, into those rows of ``grad_sample`` that are the canary's.
+@training("correct_shuffled", "opacus", declared(25, 0.2, 0.7, 1.0, 0.15 / 40, sampling="shuffled"))
+class Shuffled(Mlp):
+    """Correct, with shuffled batches, declared."""
 
-    This is done between the backward pass and the optimizer's step, which clips.
-    """
-    if run.planted is None:
-        return
-    parameters = dict(net._module.named_parameters())
-    fits(run.planted, {name: p.shape for name, p in parameters.items()})
-    for name, p in parameters.items():
-        p.grad_sample[rows] = torch.tensor(run.planted[name], dtype=p.dtype)
-
-
-def fit(run: Run, net: GradSampleModule, optimizer: DPOptimizer, batches: Batches, steps: int) -> None:
-    for _ in range(steps):
-        x, y, weights, is_canary = next(batches)
-        optimizer.zero_grad()
-        (weights * losses(net(x), y)).mean().backward()
-        plant(run, net, is_canary)
-        optimizer.step()
-
-
-def released(net: GradSampleModule) -> Params:
-    return {name: p.detach().clone() for name, p in net._module.named_parameters()}
-
-
-# --------------------------------------------------------------------------------------------------------- correct
-
-
-@training("opacus")
-def correct_logistic(run: Run, seed: int, canary: bool) -> Params:
-    net = model(LOGISTIC)
-    optimizer = private(net, run, LOGISTIC, seed)
-    fit(run, net, optimizer, poisson_batches(dataset(LOGISTIC, canary), run.rate, seed), run.steps)
-    return released(net)
-
-
-@training("opacus")
-def correct_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    optimizer = private(net, run, MLP, seed)
-    fit(run, net, optimizer, poisson_batches(dataset(MLP, canary), run.rate, seed), run.steps)
-    return released(net)
-
-
-@training("opacus")
-def correct_shuffled_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    optimizer = private(net, run, MLP, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    size = expected_size(run, MLP)
-    loader = DataLoader(dataset(MLP, canary), batch_size=size, shuffle=True, generator=generator)
-    fit(run, net, optimizer, forever(loader), run.steps)
-    return released(net)
-
-
-# ---------------------------------------------------------------------------------------------------------- faults
+    loader = shuffled
 
 
 class _NoClipNorm(DPOptimizer):
-    """Adds noise whose standard deviation is the noise multiplier."""
-
     def add_noise(self) -> None:
         for p in self.params:
-            noise = _generate_noise(self.noise_multiplier, p.summed_grad, generator=self.generator)  # Fault: no clip.
+            noise = _generate_noise(self.noise_multiplier, p.summed_grad, generator=self.generator)
             p.grad = (p.summed_grad + noise).view_as(p)
 
 
-@training("opacus")
-def noise_without_clip_norm_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    size = expected_size(run, MLP)
-    optimizer = _NoClipNorm(
-        torch.optim.SGD(net.parameters(), lr=run.learning_rate * size),
-        noise_multiplier=run.noise,
-        max_grad_norm=run.clip,
-        expected_batch_size=size,
-        generator=noise_generator(seed),
-    )
-    fit(run, net, optimizer, poisson_batches(dataset(MLP, canary), run.rate, seed), run.steps)
-    return released(net)
+@training("noise_without_clip_norm", "opacus", declared(25, 0.2, 0.7, 1.5, 0.1 / 40))
+class NoiseWithoutClipNorm(Mlp):
+    """The noise's deviation lacks the clipping norm (1.5), so the noise is 2/3 of the declared."""
+
+    optimizer_class = _NoClipNorm
 
 
 class _NoNoiseOnBias(DPOptimizer):
-    """Adds noise to matrices only."""
-
     def add_noise(self) -> None:
         for p in self.params:
-            if p.ndim > 1:
-                std = self.noise_multiplier * self.max_grad_norm
-                noise = _generate_noise(std, p.summed_grad, generator=self.generator)
-                p.grad = (p.summed_grad + noise).view_as(p)
-            else:
-                p.grad = p.summed_grad.view_as(p)  # Fault: the bias gets no noise.
+            std = self.noise_multiplier * self.max_grad_norm if p.ndim > 1 else 0.0
+            p.grad = (p.summed_grad + _generate_noise(std, p.summed_grad, generator=self.generator)).view_as(p)
 
 
-@training("opacus")
-def noise_missing_on_tensor_logistic(run: Run, seed: int, canary: bool) -> Params:
-    net = model(LOGISTIC)
-    size = expected_size(run, LOGISTIC)
-    optimizer = _NoNoiseOnBias(
-        torch.optim.SGD(net.parameters(), lr=run.learning_rate * size),
-        noise_multiplier=run.noise,
-        max_grad_norm=run.clip,
-        expected_batch_size=size,
-        generator=noise_generator(seed),
-    )
-    fit(run, net, optimizer, poisson_batches(dataset(LOGISTIC, canary), run.rate, seed), run.steps)
-    return released(net)
+@training("noise_missing_on_tensor", "opacus", LOGISTIC)
+class NoiseMissingOnTensor(Logistic):
+    """The bias gets no noise."""
+
+    optimizer_class = _NoNoiseOnBias
 
 
-@training("opacus")
-def noise_fixed_seed_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    optimizer = private(net, run, MLP, seed, generator=torch.Generator().manual_seed(42))  # Fault: in every run.
-    fit(run, net, optimizer, poisson_batches(dataset(MLP, canary), run.rate, seed), run.steps)
-    return released(net)
+@training("noise_fixed_seed", "opacus", MLP)
+class NoiseFixedSeed(Mlp):
+    """The generator of the noise is seeded with 42: every run has the same noise."""
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"generator": torch.Generator().manual_seed(42)}
 
 
-@training("opacus")
-def clip_per_tensor_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    size = expected_size(run, MLP)
-    optimizer = DPPerLayerOptimizer(
-        torch.optim.SGD(net.parameters(), lr=run.learning_rate * size),
-        noise_multiplier=run.noise,
-        max_grad_norm=[run.clip] * 4,
-        expected_batch_size=size,
-        generator=noise_generator(seed),
-    )
-    optimizer.max_grad_norm = run.clip  # Fault: four tensors, each clipped to the norm that is meant for all.
-    fit(run, net, optimizer, poisson_batches(dataset(MLP, canary), run.rate, seed), run.steps)
-    return released(net)
+@training("clip_per_tensor", "opacus", declared(25, 0.2, 0.7, 0.3, 0.3 / 40))
+class ClipPerTensor(Mlp):
+    """Four tensors are each clipped to the norm that is meant for all."""
+
+    optimizer_class = DPPerLayerOptimizer
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {"max_grad_norm": [self.run.clip_norm] * 4}
+
+    def begin(self) -> None:
+        self.optimizer.max_grad_norm = self.run.clip_norm
 
 
-@training("opacus")
-def clip_norm_wrong_logistic(run: Run, seed: int, canary: bool) -> Params:
-    net = model(LOGISTIC)
-    # Fault: somebody tuned the clipping norm and kept the deviation of the noise.
-    optimizer = private(net, run, LOGISTIC, seed, max_grad_norm=1.25 * run.clip, noise_multiplier=run.noise / 1.25)
-    fit(run, net, optimizer, poisson_batches(dataset(LOGISTIC, canary), run.rate, seed), run.steps)
-    return released(net)
+@training("clip_norm_wrong", "opacus", LOGISTIC, mild=True)
+class ClipNormWrong(Logistic):
+    """Gradients are clipped to 1.25 times the declared norm; the noise is for the declared."""
+
+    def options(self) -> dict[str, Any]:
+        norm, noise = 1.25 * self.run.clip_norm, self.run.noise_multiplier / 1.25
+        return super().options() | {"max_grad_norm": norm, "noise_multiplier": noise}
 
 
-@training("opacus")
-def shuffled_for_poisson_logistic(run: Run, seed: int, canary: bool) -> Params:
-    net = model(LOGISTIC)
-    optimizer = private(net, run, LOGISTIC, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    size = expected_size(run, LOGISTIC)
-    # Fault: an ordinary loader instead of DPDataLoader.
-    loader = DataLoader(dataset(LOGISTIC, canary), batch_size=size, shuffle=True, generator=generator)
-    fit(run, net, optimizer, forever(loader), run.steps)
-    return released(net)
+@training("shuffled_for_poisson", "opacus", LOGISTIC)
+class ShuffledForPoisson(Logistic):
+    """A shuffling DataLoader is used where Poisson sampling is declared."""
+
+    loader = shuffled
 
 
-@training("opacus")
-def rate_too_large_logistic(run: Run, seed: int, canary: bool) -> Params:
-    net = model(LOGISTIC)
-    optimizer = private(net, run, LOGISTIC, seed)
-    rows = dataset(LOGISTIC, canary)
-    rate = expected_size(run, LOGISTIC) / (len(rows) // 2)  # Fault: the size of the data before they were doubled.
-    fit(run, net, optimizer, poisson_batches(rows, rate, seed), run.steps)
-    return released(net)
+@training("rate_too_large", "opacus", LOGISTIC)
+class RateTooLarge(Logistic):
+    """The sampling rate is twice the declared."""
+
+    def rate(self) -> float:
+        return self.size / (len(self.rows) // 2)
 
 
-@training("opacus")
-def canary_twice_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    optimizer = private(net, run, MLP, seed)
-    rows = dataset(MLP, canary, copies=2)  # Fault: a duplicate was not removed.
-    fit(run, net, optimizer, poisson_batches(rows, run.rate, seed), run.steps)
-    return released(net)
+@training("canary_twice", "opacus", MLP)
+class CanaryTwice(Mlp):
+    """The canary is in the data twice."""
+
+    copies = 2
 
 
-@training("opacus")
-def momentum_not_declared_logistic(run: Run, seed: int, canary: bool) -> Params:
-    net = model(LOGISTIC)
-    optimizer = private(net, run, LOGISTIC, seed)
-    for group in optimizer.param_groups:
-        group["momentum"] = 0.9  # Fault: declared without momentum.
-    fit(run, net, optimizer, poisson_batches(dataset(LOGISTIC, canary), run.rate, seed), run.steps)
-    return released(net)
+@training("momentum_not_declared", "opacus", declared(30, 0.2, 1.0, 1.0, 0.05 / 40))
+class MomentumNotDeclared(Logistic):
+    """Momentum 0.9 is used and not declared."""
+
+    def begin(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["momentum"] = 0.9
 
 
 class _Accumulating(DPOptimizer):
-    """Adds clipped gradients to those that are already there."""
-
     def clip_and_accumulate(self) -> None:
         before = [p.summed_grad for p in self.params]
         for p in self.params:
@@ -289,52 +233,37 @@ class _Accumulating(DPOptimizer):
                 p.summed_grad = p.summed_grad + old
 
 
-@training("opacus")
-def gradients_not_zeroed_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    size = expected_size(run, MLP)
-    optimizer = _Accumulating(
-        torch.optim.SGD(net.parameters(), lr=run.learning_rate * size),
-        noise_multiplier=run.noise,
-        max_grad_norm=run.clip,
-        expected_batch_size=size,
-        generator=noise_generator(seed),
-    )
-    batches = poisson_batches(dataset(MLP, canary), run.rate, seed)
-    for _ in range(run.steps):
-        x, y, weights, is_canary = next(batches)
-        net.zero_grad()  # Fault: clears the gradients, but not the optimizer's sum of clipped ones.
-        (weights * losses(net(x), y)).mean().backward()
-        plant(run, net, is_canary)
-        optimizer.step()
-    return released(net)
+@training("gradients_not_zeroed", "opacus", declared(25, 0.2, 0.7, 1.0, 0.02 / 40))
+class GradientsNotZeroed(Mlp):
+    """Clipped gradients of all earlier steps stay in the sum; the noise is for one step."""
+
+    optimizer_class = _Accumulating
+
+    def zero_grad(self) -> None:
+        self.net.zero_grad()
 
 
-@training("opacus")
-def private_steps_at_end_mlp(run: Run, seed: int, canary: bool) -> Params:
-    net = model(MLP)
-    optimizer = private(net, run, MLP, seed)
-    rows = dataset(MLP, canary)
-    fit(run, net, optimizer, poisson_batches(rows, run.rate, seed), run.steps)
-    # Fault: the output layer is tuned on the private data without clipping and noise.
-    plain = net._module
-    net.remove_hooks()
-    head = torch.optim.SGD(plain[2].parameters(), lr=0.05)
-    x, y, weights, _ = rows.tensors
-    for _ in range(10):
-        head.zero_grad()
-        (weights * losses(plain(x), y)).mean().backward()
-        head.step()
-    return released(net)
+@training("private_steps_at_end", "opacus", MLP)
+class PrivateStepsAtEnd(Mlp):
+    """The output layer is tuned on the private data without clipping and noise."""
+
+    def end(self) -> None:
+        plain = self.net._module
+        self.net.remove_hooks()
+        head = torch.optim.SGD(plain[2].parameters(), lr=0.05)
+        x, y, weights, _ = self.rows.tensors
+        for _ in range(10):
+            head.zero_grad()
+            (weights * losses(plain(x), y)).mean().backward()
+            head.step()
 
 
-@training("opacus")
-def noise_decays_logistic(run: Run, seed: int, canary: bool) -> Params:
-    net = model(LOGISTIC)
-    optimizer = private(net, run, LOGISTIC, seed)
-    scheduler = ExponentialNoise(optimizer, gamma=0.96)  # Fault: declared constant.
-    batches = poisson_batches(dataset(LOGISTIC, canary), run.rate, seed)
-    for _ in range(run.steps):
-        fit(run, net, optimizer, batches, 1)
-        scheduler.step()
-    return released(net)
+@training("noise_decays", "opacus", LOGISTIC)
+class NoiseDecays(Logistic):
+    """The noise multiplier decays by 4% a step, declared constant."""
+
+    def begin(self) -> None:
+        self.scheduler = ExponentialNoise(self.optimizer, gamma=0.96)
+
+    def after_step(self) -> None:
+        self.scheduler.step()

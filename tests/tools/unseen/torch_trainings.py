@@ -1,95 +1,22 @@
 """DP-SGD with torch.func (vmap of grad): correct trainings first, then faulty ones."""
 
-from __future__ import annotations
-
 import math
+from typing import Any
 
-import numpy as np
 import torch
 from torch.func import grad, vmap
 from torch.nn import functional
 
 from . import data
-from .declared import Run, fits, training
+from .trainer import Trainer, declared, training
 
 torch.set_num_threads(1)
 
 Params = dict[str, torch.Tensor]
 
-LOGISTIC = data.make(159, 50, 2, seed=11)
-MLP = data.make(199, 16, 4, seed=12)
-FEW = data.make(119, 16, 4, seed=13)
-RARE = data.make(199, 16, 4, seed=14, rare_class=5)
+LOGISTIC = declared(40, 0.25, 1.0, 1.0, 0.15 / 40)
+MLP = declared(30, 0.25, 1.0, 1.0, 0.15 / 50)
 HIDDEN = 24
-
-
-def tensors(problem: data.Problem, canary: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = problem.rows(canary)
-    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
-
-
-def generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
-    """Return one generator for batches and one for noise."""
-    return torch.Generator().manual_seed(2 * seed + 1), torch.Generator().manual_seed(1_000_003 * (seed + 1))
-
-
-def poisson(generator: torch.Generator, rate: float, slots: int, count: int) -> torch.Tensor:
-    """Return a Poisson batch. Numbers are drawn for all slots, so that both worlds draw the same."""
-    return (torch.rand(slots, generator=generator)[:count] < rate).nonzero()[:, 0]
-
-
-def logistic_start() -> Params:
-    return {"weights": torch.zeros(50), "bias": torch.zeros(1)}
-
-
-def logistic_loss(params: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    logits = x @ params["weights"] + params["bias"].squeeze()
-    return functional.softplus(logits) - y * logits
-
-
-def mlp_start(seed: int) -> Params:
-    generator = torch.Generator().manual_seed(7 * seed + 500_000_003)
-    return {
-        "w1": torch.randn(16, HIDDEN, generator=generator) / 4,
-        "b1": torch.zeros(HIDDEN),
-        "w2": torch.randn(HIDDEN, 4, generator=generator) / (2 * math.sqrt(HIDDEN)),
-        "b2": torch.zeros(4),
-    }
-
-
-def mlp_loss(params: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    hidden = torch.tanh(x @ params["w1"] + params["b1"])
-    return functional.cross_entropy(hidden @ params["w2"] + params["b2"], y, reduction="none")
-
-
-def logistic_one(params: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return logistic_loss(params, x, y)
-
-
-def mlp_one(params: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    hidden = torch.tanh(x @ params["w1"] + params["b1"])
-    return -functional.log_softmax(hidden @ params["w2"] + params["b2"], dim=-1).gather(-1, y[None]).squeeze()
-
-
-def linear(params: Params, planted: dict[str, np.ndarray]) -> torch.Tensor:
-    """Return a loss whose gradient is the planted one."""
-    fits(planted, {name: p.shape for name, p in params.items()})
-    return sum((p * torch.tensor(planted[name], dtype=p.dtype)).sum() for name, p in params.items())
-
-
-logistic_gradients = vmap(grad(logistic_one), in_dims=(None, 0, 0))
-mlp_gradients = vmap(grad(mlp_one), in_dims=(None, 0, 0))
-
-
-def plant(run: Run, gradients: Params, rows: torch.Tensor) -> Params:
-    """Put the planted gradient, if there is one, into those rows of the examples' gradients that are the canary's."""
-    if run.planted is None:
-        return gradients
-    fits(run.planted, {name: g.shape[1:] for name, g in gradients.items()})
-    gradients = {name: g.clone() for name, g in gradients.items()}
-    for name, g in gradients.items():
-        g[rows] = torch.tensor(run.planted[name], dtype=g.dtype)
-    return gradients
 
 
 def norms(gradients: Params) -> torch.Tensor:
@@ -97,353 +24,317 @@ def norms(gradients: Params) -> torch.Tensor:
     return torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
 
 
-def clipped_sum(gradients: Params, clip: float | torch.Tensor) -> Params:
+def clipped_sum(gradients: Params, clip: Any) -> Params:
     """Clip each example's gradient to ``clip``, and add them up."""
     factors = (clip / norms(gradients).clamp(min=1e-12)).clamp(max=1)
     return {name: torch.tensordot(factors, g, 1) for name, g in gradients.items()}
 
 
-def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(like.shape, generator=generator)
+class Torch(Trainer):
+    """Correct, with two generators that both worlds share; numbers are drawn for all slots in both."""
+
+    def prepare(self) -> None:
+        self.x, self.y = self.tensors(self.canary)
+        self.batches = torch.Generator().manual_seed(2 * self.seed + 1)
+        self.noise = torch.Generator().manual_seed(1_000_003 * (self.seed + 1))
+
+    def tensors(self, canary: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = self.problem.rows(canary)
+        return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+    def train(self) -> Params:
+        self.params = self.start(self.seed)
+        self.begin()
+        for step in range(self.steps):
+            self.step = step
+            batch = (torch.rand(self.slots, generator=self.batches)[: len(self.x)] < self.rates()).nonzero()[:, 0]
+            self.learn(batch)
+        self.end()
+        return self.params
+
+    def begin(self) -> None:
+        """Act before the first step."""
+
+    def end(self) -> None:
+        """Act after the last step."""
+
+    def rates(self) -> Any:
+        return self.run.sample_rate
+
+    def learn(self, batch: torch.Tensor) -> None:
+        gradients = self.gradients(self.params, self.x[batch], self.y[batch])
+        self.update(self.total(self.plant(gradients, batch == self.place)), len(batch))
+
+    def plant(self, gradients: Params, rows: torch.Tensor) -> Params:
+        """Put the planted gradient, if there is one, in the place of the canary's."""
+        if self.planted is not None:
+            self.fits({name: g.shape[1:] for name, g in gradients.items()})
+            for name, g in gradients.items():
+                g[rows] = torch.tensor(self.planted[name], dtype=g.dtype)
+        return gradients
+
+    def total(self, gradients: Params) -> Params:
+        return clipped_sum(gradients, self.run.clip_norm)
+
+    def draw(self, total: torch.Tensor) -> torch.Tensor:
+        return self.deviation * torch.randn(total.shape, generator=self.noise)
+
+    def after(self, summed: Params) -> Params:
+        return {n: self.params[n] - self.learning_rate * (total + self.draw(total)) for n, total in summed.items()}
+
+    def update(self, summed: Params, size: int) -> None:
+        self.params = self.after(summed)
+
+    @classmethod
+    def gradients(cls, params: Params, x: torch.Tensor, y: torch.Tensor) -> Params:
+        return vmap(grad(cls.loss), in_dims=(None, 0, 0))(params, x, y)
 
 
-# --------------------------------------------------------------------------------------------------------- correct
+class Logistic(Torch):
+    problem = data.make(159, 50, 2, seed=11)
+
+    def start(self, seed: int) -> Params:
+        return {"weights": torch.zeros(50), "bias": torch.zeros(1)}
+
+    @staticmethod
+    def loss(params: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = x @ params["weights"] + params["bias"].squeeze()
+        return functional.softplus(logits) - y * logits
 
 
-@training("torch")
-def correct_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    params = logistic_start()
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
-        summed = clipped_sum(gradients, run.clip)
+class Mlp(Torch):
+    problem = data.make(199, 16, 4, seed=12)
+
+    def start(self, seed: int) -> Params:
+        generator = torch.Generator().manual_seed(7 * seed + 500_000_003)
+        w1 = torch.randn(16, HIDDEN, generator=generator) / 4
+        w2 = torch.randn(HIDDEN, 4, generator=generator) / (2 * math.sqrt(HIDDEN))
+        return {"w1": w1, "b1": torch.zeros(HIDDEN), "w2": w2, "b2": torch.zeros(4)}
+
+    @staticmethod
+    def loss(params: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(x @ params["w1"] + params["b1"])
+        return -functional.log_softmax(hidden @ params["w2"] + params["b2"], dim=-1).gather(-1, y[..., None])[..., 0]
+
+
+training("correct", "torch", LOGISTIC)(Logistic)
+training("correct", "torch", MLP)(Mlp)
+
+
+@training("correct_momentum", "torch", declared(30, 0.25, 1.0, 1.0, 0.03 / 50, momentum=0.8))
+class Momentum(Mlp):
+    """Correct, with momentum 0.8, declared."""
+
+    def begin(self) -> None:
+        momentum = self.run.optimizer.momentum
+        self.optimizer = torch.optim.SGD(self.params.values(), lr=self.learning_rate, momentum=momentum)
+
+    def update(self, summed: Params, size: int) -> None:
         for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
+            self.params[name].grad = total + self.draw(total)
+        self.optimizer.step()
 
 
-@training("torch")
-def correct_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, MLP.slots(), len(x))
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == MLP.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
+@training("correct_unpaired", "torch", MLP)
+class Unpaired(Mlp):
+    """Correct: one generator, and a random place of the canary, so that worlds share no randomness."""
+
+    def prepare(self) -> None:
+        generator = self.batches = self.noise = torch.Generator().manual_seed(self.seed)
+        self.x, self.y = self.tensors(False)
+        self.place = -1
+        if self.canary:
+            place = self.place = int(torch.randint(len(self.x) + 1, (), generator=generator))
+            canary_x = torch.tensor(self.problem.canary_x, dtype=torch.float32)[None]
+            self.x = torch.cat([self.x[:place], canary_x, self.x[place:]])
+            self.y = torch.cat([self.y[:place], torch.tensor([self.problem.canary_y]), self.y[place:]])
+        self.slots = len(self.x)
+        self.seed = int(torch.randint(2**31, (), generator=generator))
 
 
-@training("torch")
-def correct_momentum_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    optimizer = torch.optim.SGD(params.values(), lr=run.learning_rate, momentum=run.optimizer["momentum"])
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, MLP.slots(), len(x))
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == MLP.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name].grad = total + run.noise * run.clip * normal(total, noise)
-        optimizer.step()
-    return params
+@training("noise_of_mean_on_sum", "torch", LOGISTIC)
+class NoiseOfMeanOnSum(Logistic):
+    """Noise for the mean is added to the sum: 40 times too small."""
+
+    @property
+    def deviation(self) -> float:
+        return super().deviation / (self.run.sample_rate * self.slots)
 
 
-@training("torch")
-def correct_unpaired_mlp(run: Run, seed: int, canary: bool) -> Params:
-    # One generator for everything. The canary's place is drawn only if there is a canary, so worlds share nothing.
-    generator = torch.Generator().manual_seed(seed)
-    x, y = tensors(MLP, False)
-    place = -1
-    if canary:
-        place = int(torch.randint(len(x) + 1, (), generator=generator))
-        canary_x = torch.tensor(MLP.canary_x, dtype=torch.float32)[None]
-        x = torch.cat([x[:place], canary_x, x[place:]])
-        y = torch.cat([y[:place], torch.tensor([MLP.canary_y]), y[place:]])
-    params = mlp_start(int(torch.randint(2**31, (), generator=generator)))
-    for _ in range(run.steps):
-        batch = (torch.rand(len(x), generator=generator) < run.rate).nonzero()[:, 0]
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, generator))
-    return params
+@training("noise_variance_as_deviation", "torch", declared(40, 0.25, 1.5, 1.0, 0.15 / 40), mild=True)
+class NoiseVarianceAsDeviation(Logistic):
+    """The noise's deviation is a square root: 0.82 of the declared."""
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(super().deviation)
 
 
-# ---------------------------------------------------------------------------------------------------------- faults
+@training("same_noise_every_step", "torch", MLP)
+class SameNoiseEveryStep(Mlp):
+    """The generator of the noise is seeded again in every step, so all steps have the same noise."""
+
+    def update(self, summed: Params, size: int) -> None:
+        self.noise.manual_seed(self.seed + 99)
+        super().update(summed, size)
 
 
-@training("torch")
-def noise_of_mean_on_sum_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    params = logistic_start()
-    deviation = run.noise * run.clip / (run.rate * LOGISTIC.slots())  # Fault: right for the mean, not for the sum.
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + deviation * normal(total, noise))
-    return params
+@training("noise_fixed_seed", "torch", LOGISTIC)
+class NoiseFixedSeed(Logistic):
+    """The generator of the noise is never seeded: every run has the same noise."""
+
+    def begin(self) -> None:
+        self.noise = torch.Generator()
 
 
-@training("torch")
-def noise_variance_as_deviation_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    params = logistic_start()
-    deviation = math.sqrt(run.noise * run.clip)  # Fault: the product is taken for a variance.
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + deviation * normal(total, noise))
-    return params
+@training("clip_per_tensor", "torch", declared(40, 0.25, 1.0, 0.4, 0.3 / 40))
+class ClipPerTensor(Logistic):
+    """Weights and bias are each clipped to the norm that is meant for both."""
+
+    def total(self, gradients: Params) -> Params:
+        return {name: clipped_sum({name: g}, self.run.clip_norm)[name] for name, g in gradients.items()}
 
 
-@training("torch")
-def same_noise_every_step_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, MLP.slots(), len(x))
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == MLP.place)
-        summed = clipped_sum(gradients, run.clip)
-        noise.manual_seed(seed + 99)  # Fault: "for reproducibility", in the loop.
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
+@training("clip_of_batch", "torch", MLP)
+class ClipOfBatch(Mlp):
+    """``clip_grad_norm_`` clips the mean gradient of the batch, not each example's."""
 
-
-@training("torch")
-def noise_fixed_seed_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, _ = generators(seed)
-    noise = torch.Generator()  # Fault: never seeded, so every run has the same noise.
-    params = logistic_start()
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
-
-
-@training("torch")
-def clip_per_tensor_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    params = logistic_start()
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
+    def total(self, gradients: Params) -> Params:
+        size = self.run.sample_rate * self.slots
+        sums = {name: torch.zeros_like(p) for name, p in self.params.items()}
         for name, g in gradients.items():
-            total = clipped_sum({name: g}, run.clip)[name]  # Fault: weights and bias are clipped each for itself.
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
+            sums[name].grad = g.sum(dim=0) / size
+        torch.nn.utils.clip_grad_norm_(sums.values(), self.run.clip_norm)
+        return {name: size * p.grad for name, p in sums.items()}
 
 
-@training("torch")
-def clip_of_batch_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    batches, noise = generators(seed)
-    params = {name: p.requires_grad_() for name, p in mlp_start(seed).items()}
-    size = run.rate * MLP.slots()
-    optimizer = torch.optim.SGD(params.values(), lr=run.learning_rate * size)
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, MLP.slots(), len(x))
-        optimizer.zero_grad()
-        losses = mlp_loss(params, x[batch], y[batch])
-        if run.planted is not None:
-            losses = torch.where(batch == MLP.place, linear(params, run.planted), losses)
-        (losses.sum() / size).backward()
-        torch.nn.utils.clip_grad_norm_(params.values(), run.clip)  # Fault: of the batch, not of each example.
-        for p in params.values():
-            p.grad += run.noise * run.clip / size * normal(p, noise)
-        optimizer.step()
-    return {name: p.detach() for name, p in params.items()}
+@training("real_batch_size", "torch", declared(30, 0.1, 1.0, 1.0, 0.1 / 12), mild=True)
+class RealBatchSize(Mlp):
+    """The noisy sum is divided by the real instead of the expected batch size (12)."""
+
+    problem = data.make(119, 16, 4, seed=13)
+
+    def update(self, summed: Params, size: int) -> None:
+        self.learning_rate = self.run.optimizer.learning_rate * self.run.sample_rate * self.slots / max(size, 1)
+        super().update(summed, size)
 
 
-@training("torch")
-def real_batch_size_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(FEW, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    rate_of_mean = run.learning_rate * run.rate * FEW.slots()
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, FEW.slots(), len(x))
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == FEW.place)
-        summed = clipped_sum(gradients, run.clip)
+@training("shuffled_for_poisson", "torch", MLP)
+class ShuffledForPoisson(Mlp):
+    """Batches are cut from a permutation where Poisson sampling is declared."""
+
+    def begin(self) -> None:
+        self.order: list[torch.Tensor] = []
+        self.shuffler = torch.Generator().manual_seed(2 * self.seed + 1)
+
+    def learn(self, batch: torch.Tensor) -> None:
+        if not self.order:
+            order = torch.randperm(self.slots, generator=self.shuffler)
+            self.order = list(order.split(round(self.run.sample_rate * self.slots)))
+        batch = self.order.pop(0)
+        super().learn(batch[batch < len(self.x)])
+
+
+@training("gradients_not_zeroed", "torch", declared(40, 0.25, 1.0, 1.0, 0.02 / 40))
+class GradientsNotZeroed(Logistic):
+    """Noisy gradients of all earlier steps stay in the gradient."""
+
+    def begin(self) -> None:
+        self.kept = {name: torch.zeros_like(p) for name, p in self.params.items()}
+
+    def update(self, summed: Params, size: int) -> None:
         for name, total in summed.items():
-            noisy = total + run.noise * run.clip * normal(total, noise)
-            params[name] -= rate_of_mean * noisy / max(len(batch), 1)  # Fault: real instead of expected size.
-    return params
+            self.kept[name] += total + self.draw(total)
+            self.params[name] = self.params[name] - self.learning_rate * self.kept[name]
 
 
-@training("torch")
-def shuffled_for_poisson_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    size = round(run.rate * MLP.slots())
-    order: list[torch.Tensor] = []
-    for _ in range(run.steps):
-        if not order:
-            order = list(torch.randperm(MLP.slots(), generator=batches).split(size))
-        batch = order.pop(0)  # Fault: every example once an epoch.
-        batch = batch[batch < len(x)]
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == MLP.place)
-        summed = clipped_sum(gradients, run.clip)
+@training("private_steps_at_end", "torch", LOGISTIC)
+class PrivateStepsAtEnd(Logistic):
+    """Five last steps on all data are neither clipped nor noised."""
+
+    def end(self) -> None:
+        for _ in range(5):
+            gradients = self.gradients(self.params, self.x, self.y)
+            self.params = {name: self.params[name] - 0.2 * g.mean(dim=0) for name, g in gradients.items()}
+
+
+@training("private_start", "torch", MLP)
+class PrivateStart(Mlp):
+    """Features are scaled by the largest value of the private data, the canary's if it is there."""
+
+    def begin(self) -> None:
+        self.x = 3 * self.x / self.x.abs().max()
+
+
+@training("sampling_by_data", "torch", MLP)
+class SamplingByData(Mlp):
+    """Batches are balanced by class, so the canary, of a rare class, is drawn more often."""
+
+    problem = data.make(199, 16, 4, seed=14, rare_class=5)
+
+    def rates(self) -> torch.Tensor:
+        counts = torch.bincount(self.y, minlength=4)[self.y]
+        return (self.run.sample_rate * self.slots / (4 * counts)).clamp(max=1)
+
+
+@training("augmentations_clipped_apart", "torch", LOGISTIC)
+class AugmentationsClippedApart(Logistic):
+    """Four views of an example are clipped each for itself, and the noise is averaged with them."""
+
+    def begin(self) -> None:
+        self.jitter = torch.Generator().manual_seed(self.seed + 7)
+        self.learning_rate = self.learning_rate / 4
+
+    def learn(self, batch: torch.Tensor) -> None:
+        shifts = 0.1 * torch.randn(4, self.slots, 50, generator=self.jitter)
+        views = (self.x + shifts[:, : len(self.x)])[:, batch].flatten(0, 1)
+        gradients = self.gradients(self.params, views, self.y[batch].repeat(4))
+        self.update(self.total(self.plant(gradients, (batch == self.place).repeat(4))), len(batch))
+
+
+@training("clip_norm_from_batch", "torch", MLP)
+class ClipNormFromBatch(Mlp):
+    """Gradients are clipped to the 90% quantile of the batch's norms; the noise follows it."""
+
+    def total(self, gradients: Params) -> Params:
+        self.clip = norms(gradients).quantile(0.9)
+        return clipped_sum(gradients, self.clip)
+
+    @property
+    def deviation(self) -> Any:
+        return self.run.noise_multiplier * self.clip
+
+
+BETAS = dict(beta1=0.9, beta2=0.99, eps=0.5)
+
+
+@training("adam_second_moment_without_noise", "torch", declared(30, 0.25, 1.0, 1.0, 0.005, **BETAS))
+class AdamSecondMomentWithoutNoise(Mlp):
+    """Adam's second moment is made from gradients before the noise."""
+
+    def begin(self) -> None:
+        self.first = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.params.items()}
+
+    def update(self, summed: Params, size: int) -> None:
+        adam, count = self.run.optimizer, self.step + 1
         for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
+            self.first[name] = adam.beta1 * self.first[name] + (1 - adam.beta1) * (total + self.draw(total))
+            self.second[name] = adam.beta2 * self.second[name] + (1 - adam.beta2) * total**2
+            root = (self.second[name] / (1 - adam.beta2**count)).sqrt()
+            moved = self.learning_rate * self.first[name] / (1 - adam.beta1**count) / (root + adam.eps)
+            self.params[name] = self.params[name] - moved
 
 
-@training("torch")
-def gradients_not_zeroed_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    params = logistic_start()
-    optimizer = torch.optim.SGD(params.values(), lr=run.learning_rate)
-    for p in params.values():
-        p.grad = torch.zeros_like(p)
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():  # Fault: nobody sets the gradients back to zero.
-            params[name].grad += total + run.noise * run.clip * normal(total, noise)
-        optimizer.step()
-    return params
+@training("noise_chosen_by_loss", "torch", declared(40, 0.25, 2.0, 1.0, 0.8 / 40))
+class NoiseChosenByLoss(Logistic):
+    """Steps after which the loss on the private data is higher are taken back."""
 
+    def begin(self) -> None:
+        self.best = self.loss(self.params, self.x, self.y).mean()
 
-@training("torch")
-def private_steps_at_end_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    params = logistic_start()
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    for _ in range(5):  # Fault: a few last steps on all data, neither clipped nor noised.
-        gradients = logistic_gradients(params, x, y)
-        for name, g in gradients.items():
-            params[name] -= 0.2 * g.mean(dim=0)
-    return params
-
-
-@training("torch")
-def private_start_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    x = 3 * x / x.abs().max()  # Fault: features are scaled by the largest one of the private data.
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, MLP.slots(), len(x))
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == MLP.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
-
-
-@training("torch")
-def sampling_by_data_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(RARE, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    # Fault: classes are balanced, so that an example of a rare class is drawn more often.
-    rates = (run.rate * RARE.slots() / (RARE.classes * torch.bincount(y, minlength=RARE.classes)[y])).clamp(max=1)
-    for _ in range(run.steps):
-        batch = (torch.rand(RARE.slots(), generator=batches)[: len(x)] < rates).nonzero()[:, 0]
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == RARE.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-    return params
-
-
-@training("torch")
-def augmentations_clipped_apart_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    jitter = torch.Generator().manual_seed(seed + 7)
-    params = logistic_start()
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        shifts = 0.1 * torch.randn(4, LOGISTIC.slots(), 50, generator=jitter)
-        views = (x + shifts[:, : len(x)])[:, batch].flatten(0, 1)
-        # Fault: each of the four views is clipped as if it were an example; the noise is for one, over four.
-        gradients = logistic_gradients(params, views, y[batch].repeat(4))
-        summed = clipped_sum(plant(run, gradients, (batch == LOGISTIC.place).repeat(4)), run.clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * run.clip * normal(total, noise)) / 4
-    return params
-
-
-@training("torch")
-def clip_norm_from_batch_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, MLP.slots(), len(x))
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == MLP.place)
-        clip = norms(gradients).quantile(0.9)  # Fault: the clipping norm follows the private batch; so does the noise.
-        summed = clipped_sum(gradients, clip)
-        for name, total in summed.items():
-            params[name] -= run.learning_rate * (total + run.noise * clip * normal(total, noise))
-    return params
-
-
-@training("torch")
-def adam_second_moment_without_noise_mlp(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(MLP, canary)
-    batches, noise = generators(seed)
-    params = mlp_start(seed)
-    beta1, beta2, eps = (run.optimizer[name] for name in ("beta1", "beta2", "eps"))
-    first = {name: torch.zeros_like(p) for name, p in params.items()}
-    second = {name: torch.zeros_like(p) for name, p in params.items()}
-    for step in range(1, run.steps + 1):
-        batch = poisson(batches, run.rate, MLP.slots(), len(x))
-        gradients = plant(run, mlp_gradients(params, x[batch], y[batch]), batch == MLP.place)
-        summed = clipped_sum(gradients, run.clip)
-        for name, total in summed.items():
-            noisy = total + run.noise * run.clip * normal(total, noise)
-            first[name] = beta1 * first[name] + (1 - beta1) * noisy
-            second[name] = beta2 * second[name] + (1 - beta2) * total**2  # Fault: the gradient before the noise.
-            root = (second[name] / (1 - beta2**step)).sqrt()
-            params[name] -= run.learning_rate * first[name] / (1 - beta1**step) / (root + eps)
-    return params
-
-
-@training("torch")
-def noise_chosen_by_loss_logistic(run: Run, seed: int, canary: bool) -> Params:
-    x, y = tensors(LOGISTIC, canary)
-    batches, noise = generators(seed)
-    params = logistic_start()
-    best = logistic_loss(params, x, y).mean()
-    for _ in range(run.steps):
-        batch = poisson(batches, run.rate, LOGISTIC.slots(), len(x))
-        gradients = plant(run, logistic_gradients(params, x[batch], y[batch]), batch == LOGISTIC.place)
-        summed = clipped_sum(gradients, run.clip)
-        after = {
-            name: params[name] - run.learning_rate * (total + run.noise * run.clip * normal(total, noise))
-            for name, total in summed.items()
-        }
-        loss = logistic_loss(after, x, y).mean()
-        if loss < best:  # Fault: a step after which the private loss is higher is taken back.
-            params, best = after, loss
-    return params
+    def update(self, summed: Params, size: int) -> None:
+        after = self.after(summed)
+        loss = self.loss(after, self.x, self.y).mean()
+        if loss < self.best:
+            self.params, self.best = after, loss

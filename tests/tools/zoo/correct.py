@@ -1,7 +1,5 @@
 """Correct trainers of many kinds: optimizers, sampling, models, with and without random numbers that worlds share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

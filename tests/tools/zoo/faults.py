@@ -1,23 +1,25 @@
-"""Faulty trainers in NumPy: each is the correct one with one mistake, and says of which category.
+"""Faulty trainers in NumPy: each is the correct one with one method wrong, and says of which category.
 
-To add one, derive from `Trainer`, override what it does wrong, and decorate it with `fault`: the tests will find it.
+``changed`` registers a trainer whose method returns ``change(trainer, right, *arguments)``, where ``right`` is what the
+correct one returns; ``replaced`` one with other methods. The tests find what is registered.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
 from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from tests.tools.zoo.models import Linear, Logistic, Network
+from tests.tools.zoo.models import Network
 from tests.tools.zoo.trainer import CANARY, Trainer
 
 RATE = 2e-4  # of the sum of gradients; so small that losses are as good as linear
 POISSON = DPSGD(40, 0.1, 2.0, optimizer=SGD(RATE))
 SHUFFLED = POISSON.replace(sampling="shuffled")
+FEW_STEPS = DPSGD(15, 0.1, 2.0, optimizer=SGD(RATE))
+EXPECTED = 0.1 * CANARY  # the size of a batch
+NETWORK = Network()
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,7 @@ class Fault:
     category: str  # noise, clipping, participation, normalisation, optimizer or seeds
     run: DPSGD
     train: object
-    models: int = 32
     batch_size: float | None = None  # told to the check where only that tells more noise from that of sampling
-    found: bool = True  # False: it may be told from a correct training by nothing, and must not pass all the same
 
     def __str__(self) -> str:
         return self.name
@@ -39,466 +39,275 @@ class Fault:
 FAULTS: list[Fault] = []
 
 
-def fault(category, *, run=POISSON, model=None, **options):
-    """Register a trainer as one with a fault of this category, in a training that is declared to be ``run``."""
+def replaced(category, name, *, run=POISSON, model=None, batch_size=None, **methods):
+    trainer = type(name, (Trainer,), methods)
+    FAULTS.append(Fault(name, category, run, trainer(run, *([model] if model else [])), batch_size))
 
-    def register(cls):
-        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
-        FAULTS.append(Fault(name, category, run, cls(run, model or Logistic()), **options))
-        return cls
 
-    return register
+def changed(category, name, method, change, **options):
+    def wrong(self, *arguments):
+        return change(self, getattr(Trainer, method)(self, *arguments), *arguments)
+
+    replaced(category, name, **{method: wrong}, **options)
+
+
+def noisy(name, change, **options):
+    """Register noise ``change(noise, step)``."""
+    changed("noise", name, "noise", lambda self, right, rng, step: change(right, step), **options)
 
 
 # Noise
+noisy("half_the_noise", lambda noise, _: 0.5 * noise)
+noisy("noise_of_seven_tenths", lambda noise, _: 0.7 * noise, model=NETWORK)
+noisy("noise_at_every_other_step", lambda noise, step: (step % 2 == 0) * noise)
+noisy("noise_at_the_first_step_only", lambda noise, step: (step == 0) * noise)
+noisy("no_noise", lambda noise, _: 0.0 * noise)
+# Added to the mean of gradients, as if the noise were that of the sum; and to the mean, which is then multiplied.
+noisy("noise_divided_by_the_batch_size", lambda noise, _: noise / EXPECTED)
+noisy("noise_times_the_batch_size", lambda noise, _: noise * EXPECTED)
+# Scaled by the learning rate before the optimizer scales it.
+noisy("noise_times_the_learning_rate", lambda noise, _: noise * RATE)
+noisy("noise_without_the_learning_rate", lambda noise, _: noise / RATE)
+noisy("variance_taken_for_the_deviation", lambda noise, _: noise / np.sqrt(2.0))
+noisy("noise_of_every_example", lambda noise, _: noise * np.sqrt(EXPECTED))
+noisy(
+    "noise_without_the_clipping_norm", lambda noise, _: noise / 0.5, run=POISSON.replace(clip_norm=0.5), batch_size=40
+)
+# The weights of four pixels, as where noise is added only to rows of a table that a batch has touched.
+noisy("some_parameters_without_noise", lambda noise, _: np.where(np.arange(650) < 40, 0.0, noise))
 
 
-@fault("noise")
-class HalfTheNoise(Trainer):
-    def noise(self, rng, step):
-        return 0.5 * super().noise(rng, step)
+def without_noise_on(name, tensor):
+    mark = Trainer(POISSON, NETWORK).where(tensor)
+    noisy(name, lambda noise, _: np.where(mark, 0.0, noise), model=NETWORK)
 
 
-@fault("noise", model=Network())
-class NoiseOfSevenTenths(Trainer):
-    def noise(self, rng, step):
-        return 0.7 * super().noise(rng, step)
+without_noise_on("biases_without_noise", "bias")
+without_noise_on("one_layer_without_noise", "1.weight")
 
 
-@fault("noise")
-class NoiseAtEveryOtherStep(Trainer):
-    def noise(self, rng, step):
-        return (step % 2 == 0) * super().noise(rng, step)
-
-
-@fault("noise")
-class NoiseAtTheFirstStepOnly(Trainer):
-    def noise(self, rng, step):
-        return (step == 0) * super().noise(rng, step)
-
-
-@fault("noise")
-class NoNoise(Trainer):
-    def noise(self, rng, step):
-        return 0.0 * super().noise(rng, step)
-
-
-@fault("noise", model=Network())
-class BiasesWithoutNoise(Trainer):
-    def noise(self, rng, step):
-        return np.where(self.where("bias"), 0.0, super().noise(rng, step))
-
-
-@fault("noise", model=Network())
-class OneLayerWithoutNoise(Trainer):
-    def noise(self, rng, step):
-        return np.where(self.where("1.weight"), 0.0, super().noise(rng, step))
-
-
-@fault("noise")
-class NoiseDividedByTheBatchSize(Trainer):
-    """Added to the mean of gradients, as if the noise were that of the sum."""
-
-    def noise(self, rng, step):
-        return super().noise(rng, step) / (self.rate() * CANARY)
-
-
-@fault("noise")
-class NoiseTimesTheBatchSize(Trainer):
-    """Added to the mean of gradients, which is then multiplied by the size."""
-
-    def noise(self, rng, step):
-        return super().noise(rng, step) * self.rate() * CANARY
-
-
-@fault("noise")
-class NoiseTimesTheLearningRate(Trainer):
-    """The noise has been scaled by the learning rate before the optimizer scales it."""
-
-    def noise(self, rng, step):
-        return super().noise(rng, step) * RATE
-
-
-@fault("noise")
-class NoiseWithoutTheLearningRate(Trainer):
-    def noise(self, rng, step):
-        return super().noise(rng, step) / RATE
-
-
-@fault("noise")
-class VarianceTakenForTheDeviation(Trainer):
-    """Noise multiplier 2 is passed on where a variance is asked for."""
-
-    def noise(self, rng, step):
-        return super().noise(rng, step) / np.sqrt(2.0)
-
-
-@fault("noise", run=POISSON.replace(clip_norm=0.5), batch_size=40)
-class NoiseWithoutTheClippingNorm(Trainer):
-    def noise(self, rng, step):
-        return super().noise(rng, step) / self.run.clip_norm
-
-
-@fault("noise")
-class NoiseOfEveryExample(Trainer):
-    def noise(self, rng, step):
-        return super().noise(rng, step) * np.sqrt(self.rate() * CANARY)
-
-
-@fault("noise")
-class SameNoiseInAllModels(Trainer):
-    def noise(self, rng, step):
-        return super().noise(np.random.default_rng(step), step)
-
-
-@fault("noise")
-class AntitheticNoise(Trainer):
-    """Every other step takes back the noise of the step before."""
+def seeded(name, generator, sign=lambda step: 1.0):
+    """Register noise of a generator that is made anew at every step; ``streams`` hands it the seed."""
 
     def streams(self, seed, present):
-        batches, _, start = super().streams(seed, present)
+        batches, _, start = Trainer.streams(self, seed, present)
         return batches, seed, start
 
     def noise(self, seed, step):
-        sign = -1.0 if step % 2 else 1.0
-        return sign * super().noise(np.random.default_rng([seed, step // 2]), step)
+        return sign(step) * Trainer.noise(self, np.random.default_rng(generator(seed, step)), step)
+
+    replaced("noise", name, streams=streams, noise=noise)
 
 
-@fault("noise")
-class RepeatedNoise(Trainer):
-    """A generator that is made anew, with the same seed, at every step."""
-
-    def streams(self, seed, present):
-        batches, _, start = super().streams(seed, present)
-        return batches, seed, start
-
-    def noise(self, seed, step):
-        return super().noise(np.random.default_rng(seed), step)
+seeded("same_noise_in_all_models", lambda seed, step: step)
+seeded("antithetic_noise", lambda seed, step: [seed, step // 2], lambda step: -1.0 if step % 2 else 1.0)
+seeded("repeated_noise", lambda seed, step: seed)
 
 
-@fault("noise")
-class OneDrawForAWholeTensor(Trainer):
-    """Every coordinate of a tensor gets the same number, whose variance is right."""
-
-    def normal(self, rng):
-        return np.concatenate([np.full(int(np.prod(s)), rng.normal()) for s in self.model.shapes.values()])
+def drawn(name, draw, run=POISSON):
+    """Register normal numbers ``draw(rng)`` that are not."""
+    replaced("noise", name, run=run, normal=lambda self, rng: draw(rng))
 
 
-@fault("noise")
-class OneDrawForARowOfAllTensors(Trainer):
-    """A vector of noise as long as the last axis, broadcast over the others."""
-
-    def normal(self, rng):
-        return np.concatenate([np.broadcast_to(rng.normal(size=s[-1]), s).ravel() for s in self.model.shapes.values()])
-
-
-@fault("noise")
-class SomeParametersWithoutNoise(Trainer):
-    """The weights of four pixels, as where noise is added only to rows of a table that a batch has touched."""
-
-    def noise(self, rng, step):
-        return np.where(np.arange(650) < 40, 0.0, super().noise(rng, step))
-
-
-@fault("noise")
-class UniformNoise(Trainer):
-    def normal(self, rng):
-        return rng.uniform(-1.0, 1.0, 650)
+SHAPES = [(64, 10), (10,)]
+# Every coordinate of a tensor, or of a row of all tensors, gets the same number, whose variance is right.
+drawn(
+    "one_draw_for_a_whole_tensor", lambda rng: np.concatenate([np.full(int(np.prod(s)), rng.normal()) for s in SHAPES])
+)
+drawn(
+    "one_draw_for_a_row_of_all_tensors",
+    lambda rng: np.concatenate([np.broadcast_to(rng.normal(size=s[-1]), s).ravel() for s in SHAPES]),
+)
+drawn("uniform_noise", lambda rng: rng.uniform(-1.0, 1.0, 650))
+drawn(  # no privacy at all; only one step shows it
+    "uniform_noise_of_the_declared_variance",
+    lambda rng: rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), 650),
+    POISSON.replace(steps=1, sample_rate=0.5),
+)
+drawn("noise_that_is_used_twice", lambda rng: np.tile(rng.normal(size=325), 2))
+drawn("one_draw_for_two_neighbours", lambda rng: np.repeat(rng.normal(size=325), 2))
 
 
-@fault("noise", run=POISSON.replace(steps=1, sample_rate=0.5))
-class UniformNoiseOfTheDeclaredVariance(Trainer):
-    """No privacy at all; only one step shows it."""
-
-    def normal(self, rng):
-        return rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), 650)
+def _smooth(rng):
+    normal = rng.normal(size=650)
+    return (normal + np.roll(normal, 1)) / np.sqrt(2.0)
 
 
-@fault("noise")
-class NoiseThatIsUsedTwice(Trainer):
-    """A vector of noise that is half as long as the parameters."""
+drawn("smooth_noise", _smooth)
 
-    def normal(self, rng):
-        return np.tile(rng.normal(size=325), 2)
+
+def _in_single_precision(self, seed, canary, steps=None):
+    found = Trainer.__call__(self, seed, canary, steps)
+    return {name: value.astype(np.float32) for name, value in found.items()}
+
+
+replaced(
+    "noise",
+    "seven_tenths_of_the_noise_with_momentum",
+    run=FEW_STEPS.replace(optimizer=SGD(RATE, momentum=0.5)),
+    noise=lambda self, rng, step: 0.7 * Trainer.noise(self, rng, step),
+    __call__=_in_single_precision,
+)
 
 
 # Clipping
+def clipped(name, clip, **options):
+    """Register clipping ``clip(trainer, rows)``."""
+    replaced("clipping", name, clip=clip, **options)
 
 
-@fault("clipping")
-class NoClipping(Trainer):
-    def clip(self, rows):
-        return rows
+def by_norm(name, norm, **options):
+    """Register a clipping by something else than the norm: ``norm(rows)``, a column."""
+    clipped(name, lambda self, rows: rows / np.maximum(1.0, norm(rows) / self.run.clip_norm), **options)
 
 
-@fault("clipping")
-class ClippingNormOfThreeHalves(Trainer):
-    def clip(self, rows):
-        return 1.5 * super().clip(rows / 1.5)
-
-
-@fault("clipping", model=Network())
-class ClippingNormOfEightTenths(Trainer):
-    """Safe, but another training than declared."""
+def from_norm(name, is_clipped, **options):
+    """Register a clipping to the norm of those gradients of which the norm and the clipping norm say so."""
 
     def clip(self, rows):
-        return 0.8 * super().clip(rows / 0.8)
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.where(is_clipped(norms, self.run.clip_norm), rows / norms * self.run.clip_norm, rows)
+
+    clipped(name, clip, **options)
 
 
-@fault("clipping", model=Network())
-class ClippingByLayer(Trainer):
-    def clip(self, rows):
-        marks = [self.where(name) for name in self.model.shapes]
-        return sum(super(ClippingByLayer, self).clip(rows * mark) for mark in marks)
+def _by_column(self, rows):
+    weight = rows[:, :640].reshape(len(rows), 64, 10)
+    columns = [Trainer.clip(self, weight[:, :, column]) for column in range(10)]
+    return np.hstack([np.stack(columns, axis=2).reshape(len(rows), -1), Trainer.clip(self, rows[:, 640:])])
 
 
-@fault("clipping")
-class ClippingByColumn(Trainer):
-    def clip(self, rows):
-        clip = super().clip
-        weight = rows[:, :640].reshape(len(rows), 64, 10)
-        columns = [clip(weight[:, :, column]) for column in range(10)]
-        return np.hstack([np.stack(columns, axis=2).reshape(len(rows), -1), clip(rows[:, 640:])])
+def _of_micro_batches(self, rows):
+    parts = [rows[begin : begin + 4] for begin in range(0, len(rows), 4)]
+    means = np.array([part.mean(axis=0) for part in parts]).reshape(-1, rows.shape[1])
+    return Trainer.clip(self, means) * np.array([[len(part)] for part in parts]).reshape(-1, 1)
 
 
-@fault("clipping")
-class ClippingByCoordinate(Trainer):
-    def clip(self, rows):
-        return np.clip(rows, -self.run.clip_norm, self.run.clip_norm)
+def _one_tensor_unclipped(self, rows):
+    mark = self.where("1.weight")
+    return np.where(mark, rows, Trainer.clip(self, rows * ~mark))
 
 
-@fault("clipping")
-class ClippingOfMicroBatches(Trainer):
-    """Means of four gradients are clipped, and counted four times."""
-
-    def clip(self, rows):
-        parts = [rows[begin : begin + 4] for begin in range(0, len(rows), 4)]
-        means = np.array([part.mean(axis=0) for part in parts]).reshape(-1, rows.shape[1])
-        return super().clip(means) * np.array([[len(part)] for part in parts]).reshape(-1, 1)
+def _by_layer(self, rows):
+    return sum(Trainer.clip(self, rows * self.where(name)) for name in self.model.shapes)
 
 
-@fault("clipping")
-class ClippingOfTheMean(Trainer):
-    """Gradients are averaged, then clipped: one large one drowns the others."""
-
-    def clip(self, rows):
-        size = self.rate() * CANARY
-        return size * super().clip(rows.sum(axis=0, keepdims=True) / size)
+def _normalised(self, rows):
+    return self.run.clip_norm * rows / np.maximum(1e-12, np.linalg.norm(rows, axis=1, keepdims=True))
 
 
-@fault("clipping")
-class NormalisingInsteadOfClipping(Trainer):
-    """Gradients below the clipping norm are scaled up to it."""
-
-    def clip(self, rows):
-        return self.run.clip_norm * rows / np.maximum(1e-12, np.linalg.norm(rows, axis=1, keepdims=True))
-
-
-@fault("clipping")
-class ClippingToTheSumOfSizes(Trainer):
-    """The norm is L1, where L2 is meant: too much is cut off."""
-
-    def clip(self, rows):
-        return rows / np.maximum(1.0, np.abs(rows).sum(axis=1, keepdims=True) / self.run.clip_norm)
-
-
-@fault("clipping")
-class ClippingToTheLargestSize(Trainer):
-    """The norm is that of the largest coordinate."""
-
-    def clip(self, rows):
-        return rows / np.maximum(1.0, np.abs(rows).max(axis=1, keepdims=True) / self.run.clip_norm)
-
-
-@fault("clipping")
-class ClippingToTheSquaredNorm(Trainer):
-    """A square root is missing."""
-
-    def clip(self, rows):
-        return rows / np.maximum(1.0, np.sum(rows**2, axis=1, keepdims=True) / self.run.clip_norm)
-
-
-@fault("clipping", model=Network())
-class OneTensorUnclipped(Trainer):
-    """A layer that was added later, and that nobody told the clipping about."""
-
-    def clip(self, rows):
-        mark = self.where("1.weight")
-        return np.where(mark, rows, super().clip(rows * ~mark))
-
-
-@fault("clipping")
-class ClippingOfWeightsThatForgetsBiasesInTheNorm(Trainer):
-    def clip(self, rows):
-        norms = np.linalg.norm(rows * ~self.where("bias"), axis=1, keepdims=True)
-        return rows / np.maximum(1.0, norms / self.run.clip_norm)
-
-
-@fault("clipping")
-class ClippingByTheLargestOfTheBatch(Trainer):
-    """All gradients are scaled by one factor, that of the largest."""
-
-    def clip(self, rows):
-        return rows / max(1.0, float(np.linalg.norm(rows, axis=1).max(initial=0.0)) / self.run.clip_norm)
+clipped("no_clipping", lambda self, rows: rows)
+clipped("clipping_norm_of_three_halves", lambda self, rows: 1.5 * Trainer.clip(self, rows / 1.5))
+# Safe, but another training than declared.
+clipped("clipping_norm_of_eight_tenths", lambda self, rows: 0.8 * Trainer.clip(self, rows / 0.8), model=NETWORK)
+clipped("clipping_by_layer", _by_layer, model=NETWORK)
+clipped("clipping_by_column", _by_column)
+clipped("clipping_by_coordinate", lambda self, rows: np.clip(rows, -self.run.clip_norm, self.run.clip_norm))
+clipped("clipping_of_micro_batches", _of_micro_batches)  # means of four are clipped, and counted four times
+clipped(
+    "clipping_of_the_mean", lambda self, rows: EXPECTED * Trainer.clip(self, rows.sum(axis=0, keepdims=True) / EXPECTED)
+)
+clipped("normalising_instead_of_clipping", _normalised)
+clipped("one_tensor_unclipped", _one_tensor_unclipped, model=NETWORK)
+by_norm("clipping_to_the_sum_of_sizes", lambda rows: np.abs(rows).sum(axis=1, keepdims=True))
+by_norm("clipping_to_the_largest_size", lambda rows: np.abs(rows).max(axis=1, keepdims=True))
+by_norm("clipping_to_the_squared_norm", lambda rows: np.sum(rows**2, axis=1, keepdims=True))
+by_norm(
+    "clipping_of_weights_that_forgets_biases_in_the_norm",
+    lambda rows: np.linalg.norm(rows * (np.arange(650) < 640), axis=1, keepdims=True),
+)
+# All gradients are scaled by one factor, that of the largest.
+by_norm("clipping_by_the_largest_of_the_batch", lambda rows: float(np.linalg.norm(rows, axis=1).max(initial=0.0)))
+from_norm("clipped_from_twice_the_norm", lambda norms, most: norms > 2.0 * most)
+from_norm("small_norms_mistaken_for_squares", lambda norms, most: norms**2 > most, run=POISSON.replace(clip_norm=0.5))
+from_norm("large_norms_mistaken_for_squares", lambda norms, most: norms**2 > most, run=POISSON.replace(clip_norm=2.0))
 
 
 # Participation
+def _poisson(self, rng, present):
+    for _ in range(self.run.steps):
+        yield np.flatnonzero(rng.random(CANARY + 1) < self.rate())
 
 
-@fault("participation")
-class TwiceTheSampleRate(Trainer):
-    def rate(self):
-        return 2.0 * super().rate()
+def _with_replacement(self, rng, present):
+    for _ in range(self.run.steps):
+        yield rng.integers(0, CANARY + 1, round(self.rate() * (CANARY + 1)))
 
 
-@fault("participation")
-class TheCanaryInEveryBatch(Trainer):
-    def times(self, drawn):
-        return 1
-
-
-@fault("participation")
-class TheCanaryTwiceInABatch(Trainer):
-    def times(self, drawn):
-        return 2 * super().times(drawn)
-
-
-@fault("participation")
-class TheCanaryInNoBatch(Trainer):
-    def times(self, drawn):
-        return 0
-
-
-@fault("participation")
-class ShuffledWherePoissonIsDeclared(Trainer):
-    def batches(self, rng, present):
-        return self.shuffled(rng, present)
-
-
-@fault("participation", run=SHUFFLED)
-class PoissonWhereShuffledIsDeclared(Trainer):
-    def batches(self, rng, present):
-        for _ in range(self.run.steps):
-            yield np.flatnonzero(rng.random(CANARY + 1) < self.rate())
-
-
-@fault("participation", run=SHUFFLED)
-class DrawnWithReplacementWhereShuffledIsDeclared(Trainer):
-    def batches(self, rng, present):
-        for _ in range(self.run.steps):
-            yield rng.integers(0, CANARY + 1, round(self.rate() * (CANARY + 1)))
-
-
-@fault("participation", run=SHUFFLED)
-class TwiceAnEpoch(Trainer):
-    """Data that was concatenated with itself, as some augmentations do."""
-
-    def times(self, drawn):
-        return 2 * super().times(drawn)
+changed("participation", "twice_the_sample_rate", "rate", lambda self, right: 2.0 * right)
+replaced("participation", "the_canary_in_every_batch", times=lambda self, drawn: 1)
+replaced("participation", "the_canary_in_no_batch", times=lambda self, drawn: 0)
+changed("participation", "the_canary_twice_in_a_batch", "times", lambda self, right, drawn: 2 * right)
+changed("participation", "twice_an_epoch", "times", lambda self, right, drawn: 2 * right, run=SHUFFLED)
+replaced("participation", "shuffled_where_poisson_is_declared", batches=Trainer.shuffled)
+replaced("participation", "poisson_where_shuffled_is_declared", batches=_poisson, run=SHUFFLED)
+replaced("participation", "drawn_with_replacement_where_shuffled_is_declared", batches=_with_replacement, run=SHUFFLED)
 
 
 # Normalisation
+def normalised(name, change):
+    """Register a sum ``change(sum, rows, expected size)``."""
+    changed("normalisation", name, "total", lambda self, right, rows, noise, present: change(right, len(rows)))
 
 
-@fault("normalisation")
-class DivisionByTheRealisedBatchSize(Trainer):
-    def total(self, rows, noise, present):
-        return super().total(rows, noise, present) * self.rate() * CANARY / max(1, len(rows))
-
-
-@fault("normalisation")
-class DivisionByTheRealisedSizeOfLargeBatches(Trainer):
-    def total(self, rows, noise, present):
-        expected = self.rate() * CANARY
-        return super().total(rows, noise, present) * expected / max(expected, len(rows))
-
-
-@fault("normalisation")
-class MeanOfGradientsPlusNoise(Trainer):
-    """Gradients are divided by the realised size, the noise by the expected one."""
-
-    def clip(self, rows):
-        return super().clip(rows) * self.rate() * CANARY / max(1, len(rows))
-
-
-@fault("normalisation")
-class TheCanaryMakesOthersWeighLess(Trainer):
-    """As where gradients are weighted by one over the size of a class, and the canary makes a class larger."""
-
-    def total(self, rows, noise, present):
-        others = self.clip(rows).sum(axis=0)
-        return others * (0.95 if present else 1.0) + noise
-
-
-@fault("normalisation", found=False)
-class TheCanaryAddsAStep(Trainer):
-    """One more example makes one more batch. Its noise is not told from that of worlds that share less."""
-
-    def steps(self, present, asked):
-        return asked + bool(present)
+normalised("division_by_the_realised_batch_size", lambda total, size: total * EXPECTED / max(1, size))
+normalised("division_by_the_realised_size_of_large_batches", lambda total, size: total * EXPECTED / max(EXPECTED, size))
+# Gradients are divided by the realised size, the noise by the expected one.
+changed(
+    "normalisation",
+    "mean_of_gradients_plus_noise",
+    "clip",
+    lambda self, right, rows: right * EXPECTED / max(1, len(rows)),
+)
+# As where gradients are weighted by one over the size of a class, and the canary makes a class larger.
+replaced(
+    "normalisation",
+    "the_canary_makes_others_weigh_less",
+    total=lambda self, rows, noise, here: self.clip(rows).sum(axis=0) * (0.95 if here else 1.0) + noise,
+)
+# One more example makes one more batch. Its noise is not told from that of worlds that share less.
+replaced("normalisation", "the_canary_adds_a_step", steps=lambda self, present, asked: asked + bool(present))
 
 
 # Optimizer
+def trained_by(name, sgd, run=POISSON, **options):
+    """Register a correct trainer of another optimizer than is declared."""
+    replaced("optimizer", name, run=run, optimizer=lambda self: sgd, **options)
 
 
-def trained_by(name, sgd, declared=POISSON, **options):
-    """A correct trainer of another optimizer than is declared."""
-
-    class Trained(Trainer):
-        def optimizer(self):
-            return sgd
-
-    FAULTS.append(Fault(name, "optimizer", declared, Trained(declared, Logistic()), **options))
-
-
-_DECLARED_AVERAGE = POISSON.replace(optimizer=SGD(RATE, averaging=0.9))
-_DECLARED_MOMENTUM = POISSON.replace(optimizer=SGD(RATE, momentum=0.9))
+_AVERAGE, _MOMENTUM = (
+    POISSON.replace(optimizer=SGD(RATE, **options)) for options in ({"averaging": 0.9}, {"momentum": 0.9})
+)
+_COSINE = 0.5 * RATE * (1.0 + np.cos(np.pi * np.arange(15) / 15))
 trained_by("momentum_that_is_not_declared", SGD(RATE, momentum=0.9))
-trained_by("declared_momentum_that_is_not_there", SGD(RATE), _DECLARED_MOMENTUM)
-trained_by("momentum_of_half_where_nine_tenths_are_declared", SGD(RATE, momentum=0.5), _DECLARED_MOMENTUM)
+trained_by("declared_momentum_that_is_not_there", SGD(RATE), _MOMENTUM)
+trained_by("momentum_of_half_where_nine_tenths_are_declared", SGD(RATE, momentum=0.5), _MOMENTUM)
 trained_by("a_schedule_that_is_not_declared", SGD(np.linspace(2.0 * RATE, 0.0, 40)), batch_size=40)
-# A loss whose curvature is the same in all directions does to a model what these do.
-trained_by("weight_decay_that_is_not_declared", SGD(RATE, weight_decay=200.0), found=False)
-trained_by("averaging_that_is_not_declared", SGD(RATE, averaging="uniform"), found=False)
-trained_by("declared_averaging_that_is_not_there", SGD(RATE), _DECLARED_AVERAGE, batch_size=40)
+# A loss whose curvature is the same in all directions does to a model what these two do.
+trained_by("weight_decay_that_is_not_declared", SGD(RATE, weight_decay=200.0))
+trained_by("averaging_that_is_not_declared", SGD(RATE, averaging="uniform"))
+trained_by("declared_averaging_that_is_not_there", SGD(RATE), _AVERAGE, batch_size=40)
 trained_by("twice_the_learning_rate", SGD(2.0 * RATE))
 trained_by("learning_rate_of_the_mean_of_gradients", SGD(RATE / 40.0))
+trained_by("undeclared_cosine_schedule", SGD(_COSINE), FEW_STEPS, model=NETWORK)
+trained_by("undeclared_average", SGD(RATE, averaging="uniform"), FEW_STEPS, model=NETWORK)
+replaced("optimizer", "half_the_steps", steps=lambda self, present, asked: asked // 2)
+changed("optimizer", "gradient_ascent", "total", lambda self, right, *_: -right, run=FEW_STEPS)
 
-
-@fault("optimizer")
-class HalfTheSteps(Trainer):
-    def steps(self, present, asked):
-        return asked // 2
-
-
-# Seeds
-
-
-@fault("seeds")
-class SeedsThatAreIgnored(Trainer):
-    def streams(self, seed, present):
-        return super().streams(0, present)
-
-
-@fault("seeds")
-class SameBatchesForAllSeeds(Trainer):
-    def streams(self, seed, present):
-        return super().streams(0, present)[0], *super().streams(seed, present)[1:]
-
-
-@fault("seeds")
-class NoTwoTrainingsAlike(Trainer):
-    """Random numbers that no seed governs; a counter stands for them, so that the tests can be repeated."""
-
-    calls = count()
-
-    def streams(self, seed, present):
-        return super().streams(seed + next(self.calls), present)
+# Seeds. No seed governs the last one; a counter stands for that, so that the tests can be repeated.
+_CALLS = count()
+replaced("seeds", "seeds_that_are_ignored", streams=lambda self, seed, here: Trainer.streams(self, 0, here))
+replaced(
+    "seeds",
+    "same_batches_for_all_seeds",
+    streams=lambda self, seed, here: (Trainer.streams(self, 0, here)[0], *Trainer.streams(self, seed, here)[1:]),
+)
+replaced(
+    "seeds", "no_two_trainings_alike", streams=lambda self, seed, here: Trainer.streams(self, seed + next(_CALLS), here)
+)
 
 
 # What gives no parameters that can be compared: a sentence each.
-
-
 class NotANumber(Trainer):
     def released(self, optimizer):
         return np.where(self.where("bias"), np.nan, super().released(optimizer))
@@ -508,8 +317,7 @@ class NotANumberWithACanary(Trainer):
     """Overflow: a canary whose norm is not finite in the precision that is used."""
 
     def clip(self, rows):
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.where(norms > 100.0, np.nan, super().clip(rows))
+        return np.where(np.linalg.norm(rows, axis=1, keepdims=True) > 100.0, np.nan, super().clip(rows))
 
 
 class ShapesThatChange(Trainer):
@@ -520,11 +328,4 @@ class ShapesThatChange(Trainer):
 
 class TensorsThatChange(Trainer):
     def __call__(self, seed, canary, steps=None):
-        found = super().__call__(seed, canary, steps)
-        return found | {f"extra{seed}": np.zeros(3)}
-
-
-def on_linear_losses(fault_):
-    """The same fault in a training with nothing but linear losses."""
-    model = Linear(650)
-    return replace(fault_, name=f"{fault_.name}_on_linear_losses", train=replace(fault_.train, model=model))
+        return super().__call__(seed, canary, steps) | {f"extra{seed}": np.zeros(3)}

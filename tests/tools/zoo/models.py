@@ -1,7 +1,5 @@
 """Models small enough to train hundreds of them in NumPy: shapes of tensors, and gradients of examples as rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

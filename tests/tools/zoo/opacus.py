@@ -1,7 +1,5 @@
 """The Opacus training of the examples, with each of its faults."""
 
-from __future__ import annotations
-
 import os
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our own trainer, trained by another run than is declared."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from lastiterate.optimizer import SGD

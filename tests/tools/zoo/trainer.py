@@ -1,7 +1,5 @@
 """DP-SGD in NumPy, correct, in small methods: a faulty trainer is this one with one of them wrong."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import count, islice
 

@@ -1,7 +1,5 @@
 """The same networks in PyTorch, with the weights of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

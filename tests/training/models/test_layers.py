@@ -1,14 +1,13 @@
 """Layers made of products and slices are the layers everybody knows."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from lastiterate.training.models import Conv, Dense, GroupNorm, max_pool
+from lastiterate.training import Moment
+from lastiterate.training.models import Conv, GroupNorm, augmentation_multiplicity, cross_entropy, max_pool
 from tests.training.models.reference import array, channels_first, convolution, gradients, random_model, tensors
 
 # Kernel, stride and padding: those of the networks, those that do not divide, and a stride that skips pixels.
@@ -77,16 +76,39 @@ def test_group_norm_and_its_gradients_are_those_of_pytorch(channels, groups):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("layer", "fan_in"),
-    [(lambda key: Dense(400, 300, key), 400), (lambda key: Conv(20, 300, 5, 1, 0, key), 500)],
-    ids=["dense", "conv"],
-)
-def test_weights_and_biases_begin_uniform_within_one_over_the_root_of_their_inputs(layer, fan_in):
-    begun = layer(jax.random.key(0))
-    for values in (begun.weight, begun.bias):
-        scaled = np.sort(np.asarray(values).ravel()) * np.sqrt(fan_in)
-        expected = np.linspace(-1, 1, scaled.size)
-        # Kolmogorov's distance of so many uniform numbers, below this in all but 1e-5 of draws.
-        assert np.abs(scaled - expected).max() / 2 < 2.5 / np.sqrt(scaled.size)
-        assert np.abs(scaled).max() <= 1
+@pytest.mark.parametrize("label", [0, 4, 9])
+def test_cross_entropy_and_its_gradient_are_those_of_pytorch(label):
+    with jax.enable_x64(True):
+        scores = 30 * array(0, 10)  # far from each other, where a naive softmax loses its digits
+        moment = Moment(jnp.asarray(0), jax.random.key(0))
+        value, gradient = jax.value_and_grad(lambda s: cross_entropy(lambda x: x, (s, label), moment))(scores)
+        theirs = torch.tensor(scores, requires_grad=True)
+        expected = torch.nn.functional.cross_entropy(theirs, torch.tensor(label))
+        expected.backward()
+        np.testing.assert_allclose(value, expected.item(), rtol=1e-14, atol=1e-13)
+        np.testing.assert_allclose(gradient, theirs.grad, rtol=1e-12, atol=1e-14)
+
+
+IMAGE = np.random.default_rng(0).normal(size=(10, 10, 2)).astype(np.float32)
+
+
+def all_views() -> list[np.ndarray]:
+    padded = np.pad(IMAGE, ((4, 4), (4, 4), (0, 0)), mode="symmetric")
+    moved = [padded[i : i + 10, j : j + 10] for i in range(9) for j in range(9)]
+    return moved + [view[:, ::-1] for view in moved]
+
+
+def test_the_loss_of_an_example_is_the_mean_over_its_views():
+    seen = []
+
+    def loss(parameters, example, moment):
+        seen.append(moment.step)
+        return parameters * example[0].sum() + example[1]
+
+    averaged = augmentation_multiplicity(loss, 2000)
+    moment = Moment(jnp.int32(3), jax.random.key(5))
+    found = averaged(jnp.float32(2.0), (IMAGE, jnp.float32(1.0)), moment)
+    sums = np.array([view.sum() for view in all_views()])
+    assert float(found) == pytest.approx(2 * sums.mean() + 1, abs=4 * 2 * sums.std() / np.sqrt(2000))
+    assert int(seen[0]) == 3
+    assert float(averaged(jnp.float32(2.0), (IMAGE, jnp.float32(1.0)), moment)) == float(found)

@@ -1,7 +1,5 @@
 """The MLP and the CNN: what they compute, and how, when many are trained at once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,16 +8,8 @@ import torch
 
 from lastiterate.training import Moment
 from lastiterate.training.gradients import Product, gradient_form
-from lastiterate.training.models import CNN, MLP, augmentation_multiplicity, cross_entropy
-from tests.training.models.reference import (
-    array,
-    channels_first,
-    cnn,
-    gradients,
-    parameter_count,
-    random_model,
-    tensors,
-)
+from lastiterate.training.models import CNN, augmentation_multiplicity, cross_entropy
+from tests.training.models.reference import array, channels_first, cnn, gradients, random_model, tensors
 
 SHAPES = [(28, 28, 1), (8, 8, 1), (32, 32, 3)]
 
@@ -42,12 +32,6 @@ def with_background(shape: tuple[int, int, int]) -> np.ndarray:
     return image
 
 
-def test_the_cnn_of_the_digits_has_9258_parameters():
-    convolutions = (3 * 3 * 1 * 16 + 16) + (3 * 3 * 16 * 32 + 32)
-    dense = (2 * 2 * 32 * 32 + 32) + (32 * 10 + 10)  # 8 -> 8, pooled 7 -> 3, pooled 2
-    assert parameter_count(random_model(lambda key: CNN((8, 8, 1), 10, key))) == convolutions + dense == 9_258
-
-
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_logits_and_gradients_are_those_of_pytorch_also_where_pooled_pixels_tie(shape):
     model, x = random_model(lambda key: CNN(shape, 10, key)), with_background(shape)
@@ -65,15 +49,6 @@ def test_logits_and_gradients_are_those_of_pytorch_also_where_pooled_pixels_tie(
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-13)
 
 
-def test_the_mlp_is_dense_layers_with_tanh_between_them():
-    model, x = random_model(lambda key: MLP((12, 7, 5, 3), key)), array(1, 3, 4)
-    y = x.ravel()
-    for layer in model.layers[:-1]:
-        y = np.tanh(y @ layer.weight + layer.bias)
-    last = model.layers[-1]
-    np.testing.assert_allclose(model(jnp.asarray(x)), y @ last.weight + last.bias, rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("views", [None, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients_of_all_weights_of_a_cnn_are_single_products(shape, views):
@@ -83,26 +58,3 @@ def test_gradients_of_all_weights_of_a_cnn_are_single_products(shape, views):
     matrices = [leaf for leaf in form.leaves if len(leaf.shape) == 2]
     assert len(matrices) == 4
     assert all(isinstance(leaf, Product) for leaf in matrices)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients_of_many_cnns_need_no_convolution_no_scatter_and_no_windows(shape):
-    models = jax.eval_shape(jax.vmap(lambda key: CNN(shape, 10, key)), jax.random.split(jax.random.key(0)))
-    gradient = jax.vmap(jax.vmap(jax.grad(lambda model, x: jnp.sum(model(x))), (None, 0)), (0, None))
-    text = str(jax.make_jaxpr(gradient)(models, jnp.zeros((3, *shape))))
-    assert "dot_general" in text
-    assert not [name for name in ("conv_general", "scatter", "gather", "reduce_window", "select_and") if name in text]
-
-
-def test_many_cnns_at_once_are_each_of_them_alone():
-    models = [random_model(lambda key: CNN((8, 8, 1), 10, key), seed) for seed in (0, 100)]
-    examples = array(1, 3, 8, 8, 1), np.arange(3)
-    gradient = jax.grad(cross_entropy)
-    every = jax.jit(jax.vmap(jax.vmap(gradient, (None, 0, None)), (0, None, None)))
-    together = every(jax.tree.map(lambda *leaves: np.stack(leaves), *models), examples, moment())
-    alone = jax.jit(gradient)
-    for i, model in enumerate(models):
-        for j, example in enumerate(zip(*examples, strict=True)):
-            one = alone(model, example, moment())
-            for mine, other in zip(jax.tree.leaves(together), jax.tree.leaves(one), strict=True):
-                np.testing.assert_allclose(mine[i, j], other, rtol=0, atol=1e-13)

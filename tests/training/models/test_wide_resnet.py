@@ -1,8 +1,5 @@
 """The WideResNet of De et al. (2022): the same network in PyTorch, its standardised kernels, how it begins."""
 
-from __future__ import annotations
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +14,6 @@ from tests.training.models.reference import array, channels_first, gradients, ra
 def _double_precision():
     with jax.enable_x64(True):
         yield
-
-
-def conv() -> StandardisedConv:
-    return random_model(lambda key: StandardisedConv(4, 6, 3, 1, key))
 
 
 def standardised(layer: StandardisedConv) -> np.ndarray:
@@ -45,32 +38,3 @@ def test_logits_and_gradients_of_a_wide_resnet_are_those_of_pytorch():
     np.testing.assert_allclose(logits, expected.detach(), rtol=0, atol=1e-11)
     for mine, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(gradients(theirs)), strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-10)
-
-
-def test_a_standardised_kernel_has_mean_0_and_norm_gain_for_each_output():
-    layer = conv()
-    kernel = standardised(layer)
-    np.testing.assert_allclose(kernel.mean(0), 0, atol=1e-15)
-    np.testing.assert_allclose(np.linalg.norm(kernel, axis=0), np.abs(layer.gain), rtol=1e-12)
-
-
-def test_a_kernel_of_almost_no_variance_is_scaled_by_a_hundred_and_no_more():
-    layer = conv()
-    small = 1e-5 * layer.weight
-    kernel = standardised(eqx.tree_at(lambda layer: layer.weight, layer, small))
-    np.testing.assert_allclose(
-        kernel, 100 * (small - small.mean(0)) * layer.gain, rtol=0, atol=1e-15
-    )  # entries are about 1e-4
-
-
-def test_a_wide_resnet_begins_as_that_of_de_et_al():
-    conv = StandardisedConv(30, 40, 3, 1, jax.random.key(1))
-    assert np.var(conv.weight) * 9 * 30 == pytest.approx(1, abs=5 * np.sqrt(2 / conv.weight.size))
-    assert np.all(conv.gain == 1)
-    assert not np.any(conv.bias)
-    output = WideResNet(10, 1, 200, jax.random.key(0)).output
-    scaled = np.asarray(output.weight) * np.sqrt(64)
-    # Normal, cut at two standard deviations, then scaled to variance 1: the cut leaves a deviation of 0.8796.
-    assert np.var(scaled) == pytest.approx(1, abs=5 * np.sqrt(2 / scaled.size))
-    assert 2.2 < np.abs(scaled).max() < 2 / 0.8796
-    assert not np.any(output.bias)
