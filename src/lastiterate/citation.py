@@ -10,7 +10,7 @@ from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
-from lastiterate.privacy.analyses.calibrate import SMALLEST_ERROR
+from lastiterate.privacy.curve import SMALLEST_ERROR
 from lastiterate.run import require_run
 
 if TYPE_CHECKING:

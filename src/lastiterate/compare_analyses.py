@@ -20,8 +20,7 @@ from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
-    from lastiterate.privacy.analyses.calibrate import Target
-    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.privacy.curve import PrivacyCurve, Target
 
 Curves: TypeAlias = "Mapping[str, Callable[[DPSGD], PrivacyCurve]]"  # analyses that need more than the run
 QUICK_STEPS = 1000

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
     from lastiterate.optimizer import Optimizer
-    from lastiterate.privacy.analyses.calibrate import Target
+    from lastiterate.privacy.curve import Target
 
 # Parsers: functions of the option's name (for error messages) and text. Typer does not parse defaults.
 
@@ -349,7 +349,7 @@ class TargetOptions:
 
     def target(self) -> Target:
         """Return the target. Raise an error unless the options are exactly one kind of target."""
-        from lastiterate.privacy.analyses.calibrate import TARGETS, Target
+        from lastiterate.privacy.curve import TARGETS, Target
 
         values = {name: getattr(self, name) for name in ("epsilon", "delta", "mu", "advantage", "tpr", "fpr")}
         given = [name for name, value in values.items() if value is not None]
