@@ -226,6 +226,35 @@ def test_pages_fit_and_are_accessible(visit, path, scheme):
     assert [(each["id"], [node["html"][:90] for node in each["nodes"]][:3]) for each in found] == []
 
 
+OVERLAPS = """() => [...document.querySelectorAll(".chart svg")].flatMap((svg) => {
+    const texts = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+    const shown = texts.filter(([words, box]) => words && box.width);
+    const before = (a, b) => a.right <= b.left + 1 || a.bottom <= b.top + 2;
+    const apart = (a, b) => before(a, b) || before(b, a);
+    return shown.flatMap(([words, box], i) => shown.slice(i + 1)
+        .filter(([other, at]) => other !== words && !apart(box, at)).map(([other]) => `${words} / ${other}`));
+})"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_no_label_of_a_chart_overlaps_another(visit, width):
+    page = visit("/audits?store=deep/exact.sqlite", width)
+    page.locator("#figure-errors svg").wait_for()
+    page.locator("#others-section summary").click()
+    page.locator("#figure-growth svg").wait_for()
+    assert page.evaluate(OVERLAPS) == []
+
+
+def test_the_three_numbers_stay_in_view_in_their_order(visit):
+    page = visit("/", 400)
+    settled(page, "last_iterate", expected()["last_iterate"])
+    page.evaluate("scrollTo(0, 900)")
+    assert page.locator("#tiles h3").all_inner_texts() == ["Guaranteed", "Predicted", "Found"]
+    box = page.locator("#tiles").bounding_box()
+    assert box["y"] + box["height"] == pytest.approx(900, abs=2)
+    assert all(hint for hint in page.locator(".field:visible .hint").all_inner_texts())
+
+
 def test_a_summary_prints_on_one_page(visit):
     page = visit("/summary?store=deep/exact.sqlite")
     paper = page.pdf(prefer_css_page_size=True)
