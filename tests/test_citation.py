@@ -33,9 +33,3 @@ def test_without_poisson_sampling_the_guarantee_is_the_one_that_holds(sampling):
     assert "composition" not in said
     assert "-DP under replacing one example by one without gradient (zero-out)" in said
     assert "adding or removing" not in said
-
-
-def test_what_the_heuristic_refuses_it_does_not_predict():
-    said = li.sentence(RUN.replace(releases=5, optimizer=li.SGD(momentum=0.9)), 1e-5)
-    assert guaranteed(said) == 1.829
-    assert "predicts nothing: releases must be None, or all 1000 steps, with momentum" in said

@@ -1,4 +1,4 @@
-"""Sentences for quoting the epsilon of a run in a paper: the guarantee and the prediction."""
+"""Sentences for quoting the epsilon of a run in a paper, and BibTeX entries of the paper and of this tool."""
 
 from __future__ import annotations
 
@@ -93,3 +93,28 @@ def _predicted(run: DPSGD, delta: float) -> str:
         f"For {released_by(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta "
         "for the same neighbours; this is not a guarantee."
     )
+
+
+# BibTeX entries, with the same facts as CITATION.cff.
+
+_PAPER = """@inproceedings{steinke2025lastiterate,
+  title = {The Last Iterate Advantage: Empirical Auditing and Principled Heuristic Analysis of Differentially Private
+    {SGD}},
+  author = {Steinke, Thomas and Nasr, Milad and Ganesh, Arun and Balle, Borja and Choquette-Choo, Christopher A. and
+    Jagielski, Matthew and Hayes, Jamie and Guha Thakurta, Abhradeep and Smith, Adam and Terzis, Andreas},
+  booktitle = {The Thirteenth International Conference on Learning Representations},
+  year = {2025},
+  url = {https://openreview.net/forum?id=DwqoBkj2Mw},
+}"""
+
+
+def bibtex() -> dict[str, str]:
+    """Return BibTeX entries of the tool, with its version, and of the paper."""
+    from lastiterate import __version__
+
+    tool = f"""@software{{lastiterate,
+  title = {{lastiterate: predict, audit and probe what the last iterate of {{DP-SGD}} leaks}},
+  author = {{{{the lastiterate authors}}}},
+  version = {{{__version__}}},
+}}"""
+    return {"tool": tool, "paper": _PAPER}

@@ -180,34 +180,6 @@ class Crafts(Mine):
 class Many(attacks.OneRun):
     pass
 """
-TRAINER = """
-import numpy as np
-
-import lastiterate
-import lastiterate.attacks
-
-run = lastiterate.DPSGD(5, 0.1, 1.0)
-
-
-def train(seed, canary):
-    return np.array([canary, 0.0]) + np.random.default_rng(seed).standard_normal(2)
-
-
-class First:
-    references = 2
-
-    def craft(self, run, references):
-        return {"centre": float(np.mean(references))}
-
-    def score(self, run, facts, parameters):
-        return float(parameters[0] - facts["centre"])
-
-    def expected(self, facts):
-        return lastiterate.attacks.Expected("none")
-
-    def words(self, facts):
-        return lastiterate.attacks.Words("the first parameter", "units")
-"""
 
 
 @pytest.fixture
@@ -223,13 +195,3 @@ def test_a_class_or_an_instance_of_a_file_attacks(cli, mine, name):
     fields = json.loads(cli(f"{ATTACK_SMALL} --attack mine.py:{name} --json").stdout)
     assert fields["attack"] == "my own attack"
     assert len(fields["estimates"]) == 4
-
-
-def test_a_users_attack_scores_a_users_trainer(cli, mine):
-    Path("trainer.py").write_text(TRAINER, encoding="utf-8")
-    command = "audit --trainer trainer.py:train --models 4 --json"
-    assert json.loads(cli(f"{command} --attack trainer.py:First").stdout)["attack"] == "the first parameter"
-    refusal = cli.refusal(f"{command} --attack mine.py:Mine")
-    assert "for a trainer, or have craft, score, expected and words, got a value of type Mine" in refusal
-    Path("trainer.py").write_text(f"{TRAINER}\n\nattack = First()\n", encoding="utf-8")
-    assert "either by --attack or in 'trainer.py:train'" in cli.refusal(f"{command} --attack trainer.py:First")

@@ -76,22 +76,6 @@ def test_gradients_accumulated_over_batches_are_one_step(opacus, digits):
 
 
 @trains
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_a_loaders_last_batch_is_that_of_from_batches(opacus, digits, drop_last):
-    last_batch = "drop" if drop_last else "keep"
-    shuffling = loader_of(digits, 300, shuffle=True, drop_last=drop_last)
-    steps = 2 * len(shuffling)
-    engine, _, loader = trained(opacus, digits, shuffling, steps, poisson=False)
-    told = DPSGD.from_batches(1600, 300, 2, 1.2, sampling="shuffled", last_batch=last_batch)
-    assert DPSGD.from_opacus(engine, loader=loader) == told
-    engine, _, loader = trained(opacus, digits, shuffling, steps, poisson=True)
-    run, told = DPSGD.from_opacus(engine, loader=loader), told.replace(sampling="poisson")
-    assert run.steps == told.steps
-    assert run.sample_rate <= told.sample_rate  # Opacus' Poisson sampling has smaller batches if the last one is kept
-    assert drop_last == (run.sample_rate == told.sample_rate)
-
-
-@trains
 def test_micro_batches_of_a_batch_memory_manager_are_one_step_of_the_same_run_and_the_same_model(opacus, digits):
     import torch
 

@@ -17,7 +17,6 @@ from lastiterate.common.validation import LEAST_NOISE
 from lastiterate.lm.dp_sgd import TextTrainer, batches
 from lastiterate.lm.example_gradients import ExampleGradients
 from lastiterate.lm.hub import load_model
-from tests.shuffling import epoch_length
 from tests.training.reference import clip, dp_sgd
 
 FALSE_ALARM = 1e-4
@@ -179,17 +178,6 @@ def test_poisson_batches_have_every_slot_with_the_sample_rate_and_independently(
         assert stats.binomtest(int(both), (steps - 1) * slots, rate**2).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize(("slots", "rate"), [(12, 0.25), (10, 0.34), (7, 1.0), (3, 0.2)])
-def test_shuffled_batches_have_every_slot_once_an_epoch(slots, rate):
-    length = epoch_length(rate)
-    drawn = list(
-        batches(DPSGD(3 * length, rate, 1.0, "shuffled", batches_per_epoch=length), slots, np.random.default_rng(4))
-    )
-    for epoch in range(3):
-        whole = np.concatenate(drawn[epoch * length : (epoch + 1) * length])
-        assert sorted(whole.tolist()) == list(range(slots))
-
-
 @pytest.mark.parametrize("canary", CANARIES, ids=["long", "short"])
 def test_a_canary_that_is_present_adds_its_clipped_gradient_and_nothing_else(llama, canary):
     gradient = llama.gradient(flat(llama.start), canary)
@@ -249,16 +237,6 @@ def test_updates_below_the_resolution_of_bfloat16_add_up(averaging, expected):
 @pytest.fixture(scope="module")
 def problem(tiny_llama, tiny_texts):
     return lm.TextProblem.of(tiny_llama, tiny_texts, 0.2, longest=16)
-
-
-def test_the_second_moment_is_noise_where_there_is_much_of_it(problem):
-    run = li.DPSGD(4, 0.5, 4.0, optimizer=li.Adam(1e-3))
-    found = lm.second_moment(run, problem, progress=False)
-    assert found.steps == (1, 2, 3, 4)
-    assert found.noise == (16.0, 16.0, 16.0, 16.0)
-    assert 0.9 < found.noise_share < 1.1
-    little = lm.second_moment(run.replace(noise_multiplier=0.01), problem, progress=False)
-    assert little.busy_noise_share < little.noise_share < 0.1
 
 
 def test_an_audit_with_adam_reports_it(problem, tmp_path):

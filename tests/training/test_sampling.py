@@ -123,16 +123,6 @@ def test_poisson_batches_of_steps_and_models_are_independent():
     assert_independent(taken[0, ::2].sum(axis=1), taken[0, 1::2].sum(axis=1))
 
 
-def test_poisson_follows_a_schedule_of_rates():
-    rates = [0.05, 0.0, 0.5, 1.0, 0.95]
-    taken = members(poisson(30, 8, *rates), 30, 5000, 5)
-    for step, rate in enumerate(rates):
-        if rate in (0.0, 1.0):
-            assert (taken[step] == rate).all()
-        else:
-            assert_frequencies(taken[step].sum(axis=0), 5000, rate)
-
-
 @pytest.mark.parametrize(("slots", "rate", "chunk"), [(1000, 0.1, 64), (60_001, 0.01, 1), (50, 0.5, 1000), (5, 0.1, 8)])
 def test_a_poisson_block_mostly_holds_the_batches_of_a_whole_chunk(slots, rate, chunk):
     block = poisson_block(slots, rate, chunk)

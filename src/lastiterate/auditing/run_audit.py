@@ -98,7 +98,7 @@ def audit(
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction, fault)
     ends = read_until(until)
     if ends is not None and validity != "anytime":
-        raise ValueError(f"validity must be 'anytime' with until, got {validity!r}")
+        raise ValueError(f"validity must be 'anytime' with until, got {told(validity)}")
     if progress is not None:
         boolean("progress", progress)
     if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):

@@ -60,6 +60,8 @@ def flatten(result: Foreign) -> Parameters:
     if not leaves:
         raise ValueError(f"the trainer must return parameters ({_TAKEN}), got {told(tree)}")
     arrays = [(name or "parameters", _numbers(leaf)) for name, leaf in leaves]
+    if not any(array.size for _, array in arrays):
+        raise ValueError("the trainer must return at least one number, got empty parameters")
     return Parameters(
         np.concatenate([array.astype(np.float64).ravel() for _, array in arrays]),
         tuple(name for name, _ in arrays),

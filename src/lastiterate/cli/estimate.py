@@ -74,6 +74,7 @@ def estimate(
     from lastiterate.auditing.evidence.verdict import judge_scores
     from lastiterate.auditing.load_evidence import read_scores
     from lastiterate.cli.report import estimate_fields, status_of, strength_fields, verdict_note
+    from lastiterate.common.progress import tell
 
     run, delta, validity = None, claims.delta, claims.validity
     if size != SizeOptions() or training != MethodOptions() or noise_multiplier is not None:
@@ -89,7 +90,9 @@ def estimate(
     if strict and not claimed:
         raise OptionError("--strict needs --claim-epsilon or --claim-noise: without a claim nothing is judged")
     claim = claim_of(run, delta, claims.claim_epsilon, claims.claim_noise) if claimed else None
+    tell("reading scores")
     scores = read_scores(file, one_run=method in ONE_RUN_METHODS)
+    tell(f"estimating from {len(scores[0]) + len(scores[1]):,} scores")
     guesses = usual_guesses(len(scores[0]) + len(scores[1])) if noise_multiplier is None else None
     estimated = lastiterate.estimate if claim is None else estimate_or_zero  # a claim gets a verdict, not an error
     found = [

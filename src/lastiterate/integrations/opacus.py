@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from types import FrameType, ModuleType
 
-from lastiterate.common.errors import MissingExtra
+from lastiterate.common.errors import MissingExtra, install_hint
 from lastiterate.common.trees import ForeignTree
 from lastiterate.common.types import Foreign
 from lastiterate.common.validation import instance, integer, number
@@ -143,7 +143,7 @@ def extra(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtra(f'{module} could not be imported: pip install "lastiterate[opacus]"') from error
+        raise MissingExtra(f"{module} could not be imported: {install_hint('opacus')}") from error
 
 
 # Gradient canary: ``loader = plant(canary, module, optimizer, loader)`` after ``make_private``.

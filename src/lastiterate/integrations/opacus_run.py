@@ -13,7 +13,7 @@ from typing import get_args
 import numpy as np
 
 from lastiterate.common.types import FloatArray, Foreign, IntArray
-from lastiterate.common.validation import PerStep, one_of
+from lastiterate.common.validation import PerStep, one_of, told
 from lastiterate.integrations.opacus import extra, history_from_opacus
 from lastiterate.mechanism import Sampling
 from lastiterate.optimizer import SGD, Adam, Optimizer, is_optimizer, require_optimizer
@@ -229,7 +229,7 @@ def _unknown(sampler: object) -> str:
 def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
     if drawn is not None:
         if given not in (None, drawn.sampling):
-            raise ValueError(f"sampling must be None or {drawn.sampling!r}, the sampling of loader, got {given!r}")
+            raise ValueError(f"sampling must be None or {drawn.sampling!r}, the sampling of loader, got {told(given)}")
         return drawn.sampling
     if given is None:
         raise ValueError(

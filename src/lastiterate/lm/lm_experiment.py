@@ -16,7 +16,7 @@ from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
-from lastiterate.common.validation import number
+from lastiterate.common.validation import number, told
 from lastiterate.lm.example_gradients import Tensors
 from lastiterate.lm.fine_tuning import FIRST_REFERENCE, Model, TextReferences, second_moment, time_parts, train_models
 from lastiterate.lm.one_run_tokens import OneRunTokens
@@ -40,7 +40,7 @@ def text_experiment(problem: TextProblem, given: Given) -> Experiment:
     if isinstance(attack, OneRunTokens):
         design = OneModel(given.models, given.seed)
         return OneFineTuning(given.run, problem, attack, design, given.seed, given.data)
-    raise ValueError(f"attack must be lm.UnseenTokens or lm.OneRunTokens for a TextProblem, got {attack!r}")
+    raise ValueError(f"attack must be lm.UnseenTokens or lm.OneRunTokens for a TextProblem, got {told(attack)}")
 
 
 @dataclass(frozen=True, eq=False)

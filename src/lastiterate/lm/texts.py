@@ -59,7 +59,7 @@ class Texts:
             raise ValueError("texts must hold at least one text, got none")
         for text in self.texts:
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"texts must be strings that are not blank, got {text!r}")
+                raise ValueError(f"texts must be strings that are not blank, got {told(text)}")
         if self.people is not None:
             object.__setattr__(self, "people", tuple(self.people))
             if len(self.people) != len(self.texts):

@@ -130,7 +130,7 @@ class Question:
             return list(apply)
         for method in self.methods:
             if method not in apply:
-                raise ValueError(f"method must be one of {', '.join(apply)} for this audit, got {method!r}")
+                raise ValueError(f"method must be one of {', '.join(apply)} for this audit, got {told(method)}")
         return list(self.methods)
 
 

@@ -22,6 +22,7 @@ from lastiterate.auditing.evidence.family import Family, family_of
 from lastiterate.auditing.evidence.one_run.allowed_guesses import gaussian, largest_factor, slack
 from lastiterate.auditing.evidence.threshold import Bounds, Worlds, bounds_at, chosen_by_themselves, predicted_threshold
 from lastiterate.common.types import Floats, IntArray
+from lastiterate.common.validation import told
 from lastiterate.formatting import spell
 from lastiterate.privacy.mixtures.solve import invert
 from lastiterate.registry import COMPOSITION, METHODS
@@ -160,7 +161,7 @@ def bound_by_counts(
 ) -> LowerBound:
     """Return the bound if ``right`` of ``count`` guesses are right, without its ``largest``."""
     if method not in METHODS or not METHODS[method].counts_guesses:
-        raise ValueError(f"method must be a method of one run that counts right guesses, got {method!r}")
+        raise ValueError(f"method must be a method of one run that counts right guesses, got {told(method)}")
     epsilon, noise, _ = _strongest(method, canaries, ((count, right),), delta, error, run)
     return LowerBound(epsilon, None, noise)
 
