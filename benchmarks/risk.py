@@ -1,7 +1,7 @@
 """Mu of Gaussian DP and the risk of an attack, ours beside gdpnum and riskcal.
 
-Run it with `PYTHONPATH=FOLDER python benchmarks/risk.py` after `pip install --no-deps --target FOLDER gdpnum riskcal`. Exit
-status 1 if ours is outside of dp-accounting's bounds.
+Run it with `PYTHONPATH=FOLDER python benchmarks/risk.py` after `pip install --no-deps --target FOLDER gdpnum riskcal`.
+Exit status 1 if ours is outside of dp-accounting's bounds.
 """
 
 from __future__ import annotations
