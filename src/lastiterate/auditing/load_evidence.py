@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,14 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from lastiterate.auditing.design import Paired
-from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.audit_result import AuditResult, advice_on, three_numbers
 from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.evidence.report import Evidence, report
 from lastiterate.auditing.identity import fingerprint
-from lastiterate.auditing.stores.audit_record import Crafted
+from lastiterate.auditing.stores.audit_record import ABOUT, Crafted
 from lastiterate.auditing.stores.store import MemoryStore, Store
 from lastiterate.citation import guaranteed, released_by, risk_sentences, risks_of, seen_by
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
+from lastiterate.common.errors import not_installed
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import written_number
 from lastiterate.compare_analyses import run_fields
@@ -59,6 +61,7 @@ def evidence_in(store: MemoryStore) -> Evidence:
         seconds=store.seconds,
         store=store.path,
         second_moment=crafted.second_moment,
+        about=record.about,
     )
 
 
@@ -106,6 +109,7 @@ def card_of(store: Store, result: AuditResult) -> Fields:
     return {
         "card": "lastiterate privacy card",
         "version": VERSION,
+        **{name: getattr(result, name) for name in ABOUT},
         "trained": printable(result.data) or "a user's trainer",
         "run": run_fields(run),
         "run_words": describe(run),
@@ -122,6 +126,9 @@ def card_of(store: Store, result: AuditResult) -> Fields:
         "attack": printable(result.attack),
         "models": {"in": len(result.scores_in), "out": len(result.scores_out), "planned": result.models},
         "verdict": result.verdict,
+        "headline": result.headline,
+        "advice": advice_on(result),
+        "numbers": [asdict(each) for each in three_numbers(result)],
         "verdict_words": VERDICTS[result.verdict],
         "reason": printable(result.reason),
         "strength": asdict(result.strength),
@@ -141,7 +148,7 @@ def _guaranteed(result: AuditResult) -> Fields:
     name, found = guaranteed(result.run, result.delta)
     if found.value is None:
         return {"guaranteed": None, "guaranteed_reason": found.reason}
-    words = f"epsilon {spell_up(found.value, 4)}, {seen_by(result.run, name)}"
+    words = f"epsilon {spell_up(found.value, 3)}, {seen_by(result.run, name)}"
     return {"guaranteed": {"epsilon": found.value, "analysis": name, "words": words}}
 
 
@@ -150,7 +157,7 @@ def _predicted(result: AuditResult) -> Fields:
     if answer.value is None:
         return {"predicted": None, "predicted_reason": answer.reason}
     kind = kind_of_prediction(result.run)
-    words = f"epsilon {spell_up(answer.value, 4)}, for {released_by(result.run)}; {kind}, not a guarantee"
+    words = f"epsilon {spell_up(answer.value, 3)}, for {released_by(result.run)}; {kind}, not a guarantee"
     fields = {"epsilon": answer.value, "analysis": LAST_ITERATE.name, "is_guarantee": False, "words": words}
     return {"predicted": fields}
 
@@ -159,7 +166,7 @@ def _found(result: AuditResult, method: str) -> Fields:
     each = result.estimates[method]
     valid = THRESHOLDS[each.threshold_choice].is_valid
     finite = math.isfinite(each.epsilon)
-    value = spell_down(each.epsilon, 4) if finite else "infinite"
+    value = spell_down(each.epsilon, 3) if finite else "infinite"
     says = f"epsilon at least {value}, with confidence {per_cent(each.confidence)}" if valid else f"epsilon {value}"
     fields: Fields = {
         "method": method,
@@ -234,7 +241,7 @@ def check_target(path: Location) -> Path:
     if target.suffix.lower() not in FORMATS:
         raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {str(target)!r}")
     if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise ValueError('Parquet needs pyarrow, which is not installed: pip install "lastiterate[parquet]"')
+        raise ValueError(not_installed("Parquet", "pyarrow", "parquet"))
     check_writable(target, "export")
     return target
 
@@ -251,10 +258,12 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
     With ``one_run``, each row is a canary, and a column ``coin`` or ``canary`` must not repeat a value.
     """
     worlds = {"in": array("d"), "out": array("d")}
+    size = find(path, "file").stat().st_size
+    if size > most_bytes(PARSED):
+        raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
+    if (plain := _read_plain(path, one_run)) is not None:
+        return plain
     try:
-        size = find(path, "file").stat().st_size
-        if size > most_bytes(PARSED):
-            raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(_lines(path, file))
             header = [name.strip() for name in next(rows, [])]
@@ -280,6 +289,40 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
         if not scores:
             raise ValueError(f"{str(path)!r} must hold scores of both worlds, in and out, but has none of world {name}")
     return np.array(worlds["in"]), np.array(worlds["out"])
+
+
+_NUMBER = rb"[+-]?(?:[0-9]{1,400}+\.?[0-9]{0,400}+|\.[0-9]{1,400}+)(?:[eE][+-]?[0-9]{1,9}+)?"
+_PLAIN_CELLS = {"world": rb"(?:in|out)", "score": _NUMBER}
+_OTHER_CELL = rb"[!#-+\--~]{1,400}+"  # without blanks, quotes and commas
+_BLOCK = 2**20  # bytes that are parsed at once
+
+
+def _read_plain(path: Path, one_run: bool) -> tuple[FloatArray, FloatArray] | None:
+    """Return the scores of a file in the plainest form, ten times as fast as ``csv``, or None for any other file."""
+    with path.open("rb") as file:
+        header = file.readline(_LONGEST_SHOWN).decode("ascii", "replace").rstrip("\r\n").split(",")
+        coins = [header.index(name) for name in _COINS if name in header]
+        if len(header) != len(set(header)) or not {"world", "score"} <= set(header) or (coins and not one_run):
+            return None
+        world, score = header.index("world"), header.index("score")
+        line = b",".join(_PLAIN_CELLS.get(name, _OTHER_CELL) for name in header)
+        lines = re.compile(rb"(?:%b\n)*+" % line)
+        worlds, scores = [np.zeros(0, bool)], [np.zeros(0)]
+        tossed: list[set[bytes]] = [set() for _ in coins]
+        while block := file.read(_BLOCK) + file.readline(_BLOCK):
+            block = block.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n"
+            if not lines.fullmatch(block):
+                return None
+            cells = block.replace(b"\n", b",").split(b",")[:-1]
+            worlds.append(np.array(cells[world :: len(header)]) == b"in")
+            scores.append(np.array([float(cell) for cell in cells[score :: len(header)]]))
+            for coin, used in zip(coins, tossed, strict=True):
+                used.update(cells[coin :: len(header)])
+    present, values = np.concatenate(worlds), np.concatenate(scores)
+    is_new = all(len(used) == len(values) for used in tossed)
+    if not is_new or not np.isfinite(values).all() or present.all() or not present.any():
+        return None
+    return values[present], values[~present]
 
 
 def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:

@@ -20,18 +20,13 @@ from lastiterate.cli.output import check_plot, print_answers, print_json, print_
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
 from lastiterate.formatting import describe, neighbours_of, notes_on, spell_exact, spell_up
-from lastiterate.registry import kind_of_prediction
+from lastiterate.registry import PROMISES, expected_of
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from lastiterate.compare_analyses import Answer, Curves
 
 _DIGITS = 3  # significant digits of an epsilon that people read
-_PROMISES = {
-    "composition": "for every attack, even one that sees every step",
-    "no_amplification": "for every attack, even one that sees every step and all batches",
-    "convex": "for the final model alone, if losses are convex and steps contract as stated",
-}
 
 
 @unfold
@@ -85,14 +80,12 @@ def epsilon(
 
 def _print_answer(run: DPSGD, delta: float, answers: dict[str, Answer]) -> None:
     """Print the run, its guarantees and its prediction in one line each, and the risk of a person."""
-    released = "the final model" if run.release_count == 1 else f"the {run.release_count:,} released models"
-    kind = f"from {released} alone; {kind_of_prediction(run)}, no promise"
     about = f", {neighbours_of(run).partition(',')[0]}" if run.neighbours == "add-remove" else ""
     lines = [f"{describe(run)}; delta {spell_exact(delta)}{about}"]
     shown = {run.guarantee: "guaranteed", "convex": "guaranteed", "last_iterate": "predicted"}
     for name, title in shown.items():
         if name in answers:
-            value, words = answers[name].value, _PROMISES.get(name, kind)
+            value, words = answers[name].value, PROMISES.get(name, expected_of(run))
             found = f"none: {answers[name].reason}" if value is None else f"epsilon {spell_up(value, _DIGITS)} {words}"
             lines.append(f"{title:12}{found}")
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lastiterate.cli.app import BROKEN, OptionError
+from lastiterate.common.progress import tell
 from lastiterate.formatting import Table, neighbours_of, printable, shown, spell, spell_down, spell_up, text_of
 from lastiterate.registry import ANALYSES
 
@@ -100,11 +101,29 @@ def _cell(key: str, value: Json) -> str:
     raise TypeError(f"{key} is no value for a table: {value!r}")
 
 
-def print_note(text: str) -> None:
+def print_note(*lines: str | Text) -> None:
     """Print plain text, such as a note above a table."""
     from rich.text import Text
 
-    _write(text_of(Text(shown(text))) + "\n")
+    _write(text_of(*(Text(shown(each)) if isinstance(each, str) else each for each in lines)) + "\n")
+
+
+def width() -> int:
+    """Return the width of the terminal in characters."""
+    from rich.console import Console
+
+    return Console().width
+
+
+def listed(files: Sequence[Path], more: str) -> str:
+    """Return the names of files in a line. Of files beside the first one, only what differs is named."""
+    if not files:
+        return more
+    first, names = files[0], [str(files[0])]
+    for file in files[1:]:
+        own = file.suffix if file.stem == first.stem else file.name
+        names.append(own if file.parent == first.parent else str(file))
+    return printable(f"Files: {', '.join(names)}. {more}")
 
 
 def print_table(table: Table) -> None:
@@ -279,7 +298,7 @@ def tracker(description: str) -> Track:
 
     def track(items: Sequence[Item]) -> Iterator[Item]:
         if not sys.stderr.isatty():
-            yield from items
+            yield from _telling(description, items)
             return
         from lastiterate.common.progress import PATIENCE, make_bar
 
@@ -310,9 +329,16 @@ def announcer(description: str) -> Track:
     """Return a function that prints a line before each item, for items with progress bars of their own."""
 
     def announce(items: Sequence[Item]) -> Iterator[Item]:
-        for number, item in enumerate(items, start=1):
+        for number, item in enumerate(_telling(description, items), start=1):
             if sys.stderr.isatty():
                 print(f"{description}: {number} of {len(items)}", file=sys.stderr)
             yield item
 
     return announce
+
+
+def _telling(description: str, items: Sequence[Item]) -> Iterator[Item]:
+    """Yield the items, and tell the progress lines which one is worked on."""
+    for number, item in enumerate(items, start=1):
+        tell(f"{description}: {number} of {len(items)}" if len(items) > 1 else description)
+        yield item

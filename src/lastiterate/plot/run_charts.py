@@ -38,7 +38,9 @@ _WIDTH, _HEIGHT = 420, 320
 
 def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> alt.HConcatChart:
     """Return panels of epsilon over steps and of error rates. ``more`` has further analyses."""
-    analyses = {name: ANALYSES[name].curve for name in (*SIDE_BY_SIDE, run.guarantee)} | dict(more or {})
+    # The prediction is drawn last, so that no other line hides it.
+    names = dict.fromkeys(("full_batch", "composition", run.guarantee, *(more or {}), "last_iterate"))
+    analyses = {name: ANALYSES[name].curve for name in names} | dict(more or {})
     curves: dict[str, PrivacyCurve] = {}
     reasons = {}
     for name, analysis in analyses.items():

@@ -1,7 +1,7 @@
 """PrivacyCurve, the result of every analysis: how well a run's output reveals whether the canary was used. Targets.
 
 Delta is the larger of two hockey-stick divergences (the paper's equation 2), and epsilon is its inverse (equation 3).
-The trade-off function is that of Dong et al. (Gaussian Differential Privacy, 2022).
+The trade-off function is defined as by Dong et al. (Gaussian Differential Privacy, 2022).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lastiterate.common.errors import MissingExtra
+from lastiterate.common.errors import MissingExtra, install_hint
 from lastiterate.common.types import Fields
 from lastiterate.plot.chart_file import missing_libraries
 from lastiterate.plot.page_assets import STATIC as PAGE_STATIC
@@ -216,7 +216,7 @@ def require_web() -> None:
         try:
             __import__(name)
         except ImportError:
-            raise MissingExtra(f'pages need {name}, which is not installed: pip install "lastiterate[web]"') from None
+            raise MissingExtra(f"pages need {name}, which is not installed: {install_hint('web')}") from None
     if sentence := missing_libraries():
         raise MissingExtra(sentence)
 
@@ -266,7 +266,8 @@ def application(
         return lambda request: FileResponse(path, media_type=kind)
 
     def described(request: Request) -> Response:
-        return json_of({**description(), "looks": looks(), "has_audits": audits is not None})
+        told = {"looks": looks(), "baselines": list(explorer.BASELINES), "has_audits": audits is not None}
+        return json_of({**description(), **told})
 
     routes = [
         Route("/", file(_STATIC / "index.html", "text/html")),
