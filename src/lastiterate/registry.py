@@ -5,16 +5,15 @@ Names are the same in Python, JSON and stores. Tables, charts and web pages show
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal, cast
 
 from lastiterate.optimizer import APPROXIMATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
     from lastiterate.features import Support
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
@@ -88,8 +87,10 @@ class Method:
         mechanism: the assumption about the mechanism. Empty if there is no assumption.
         family: the analysis whose mechanism is assumed, with unknown noise, or None. With a family, the run is needed.
         is_assumption_free: True if the bound holds for every mechanism.
-        is_one_run: True if the scores are those of many canaries in one model, instead of one canary in each of many
-            models.
+        is_one_run: True if the scores belong to many canaries in one model, instead of one canary in each of many
+        models.
+        has_independent_canaries: True if no canary may change the score of another one. The scores of one run are then
+            treated like scores of many models.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Method:
     family: Analysis | None = None
     is_assumption_free: bool = False
     is_one_run: bool = False
+    has_independent_canaries: bool = False
 
     @property
     def assumes(self) -> str:
@@ -105,6 +107,11 @@ class Method:
         if self.is_one_run:
             return f"assumes {self.mechanism}; {OWN_COIN}" if self.mechanism else f"assumes that {OWN_COIN}"
         return f"assumes {self.mechanism or 'nothing about the mechanism'}"
+
+    @property
+    def counts_guesses(self) -> bool:
+        """True if the bound counts right guesses about the coins of one run, instead of two error rates."""
+        return self.is_one_run and not self.has_independent_canaries
 
     def assumptions(self, threshold_choice: str, validity: str = "fixed") -> tuple[str, ...]:
         """Return all assumptions of a bound by this method, in sentences."""
@@ -168,7 +175,20 @@ MAX_OVER_STEPS = Analysis(
 )
 _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
 ANALYSES = {each.name: each for each in _ANALYSES}
-SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # shown in every answer, in this order
+SIDE_BY_SIDE = ("composition", "last_iterate", "full_batch")  # shown in every answer, in this order
+
+PROMISES = {  # meanings of the guarantees, for people
+    "composition": "for every attack, even one that sees every step",
+    "no_amplification": "for every attack, even one that sees every step and all batches",
+    "convex": "for the final model alone, if losses are convex and steps contract as stated",
+}
+
+
+def expected_of(run: DPSGD) -> str:
+    """Return the meaning of the prediction, for people."""
+    released = "the final model" if run.release_count == 1 else f"the {run.release_count:,} released models"
+    return f"from {released} alone; {kind_of_prediction(run)}, no promise"
+
 
 OWN_COIN = "each canary was included by its own fair coin"
 _OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
@@ -193,6 +213,7 @@ _METHODS = (
         "one run, canaries independent",
         "that no canary changes the score of another (otherwise it is not a bound)",
         is_one_run=True,
+        has_independent_canaries=True,
     ),
 )
 METHODS = {each.name: each for each in _METHODS}
@@ -213,6 +234,20 @@ VALIDITIES = {  # the numbers of models for which a bound holds
 }
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
+_HEADLINES = {  # verdicts as people read them; JSON and stores keep the names
+    VIOLATION: "Refuted.",
+    ABOVE_HEURISTIC: "Above the prediction, below the guarantee.",
+    INCONCLUSIVE: "Inconclusive: {} cannot tell.",
+    CONSISTENT: "Not refuted.",
+}
+
+
+def headline_of(verdict: str, scores: int, one_run: bool = False) -> str:
+    """Return the verdict in words. ``scores`` is the number of models, or of canaries in one run."""
+    what = "canaries" if one_run else "models"
+    return _HEADLINES[verdict].format(f"{scores:,} {what}")
+
+
 VERDICTS = {  # with their meanings
     VIOLATION: (
         "The attack found more than the claimed guarantee allows. With the stated confidence, the training is not as "

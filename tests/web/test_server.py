@@ -67,7 +67,7 @@ def test_fifty_at_once_get_each_their_own_answer(server):
         noise = 0.5 + 0.02 * index
         status, found = server.json("/api/answer", **{**RUN, "noise_multiplier": repr(noise)})
         run = li.DPSGD.from_batches(50_000, 512, 60, noise)
-        expected = [li.last_iterate(run).epsilon(1e-5), li.composition(run).epsilon(1e-5)]
+        expected = [li.composition(run).epsilon(1e-5), li.last_iterate(run).epsilon(1e-5)]
         return status == 200 and [row["epsilon"] for row in found["rows"][:2]] == expected
 
     with ThreadPoolExecutor(50) as clients:
@@ -163,19 +163,6 @@ def next_rows(events):
     while not (line := events.readline()).startswith(b"data: "):
         assert line, "the stream ended"
     return json.loads(line[6:])["rows"]
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_scores_are_binned_by_the_server(tmp_path):
-    from lastiterate.web.audit_answers import detail
-
-    run = li.DPSGD(steps=10, sample_rate=0.5, noise_multiplier=2.0)
-    path = tmp_path / "many.sqlite"
-    li.audit(run, None, Adversarial("exact"), models=50_000, store=path, methods=["clopper-pearson"], progress=False)
-    found = detail(str(path), "many.sqlite", 446)
-    assert found["done"] == 100_000
-    assert len(json.dumps(found)) < 400_000
-    assert [figure["name"] for figure in found["figures"]] == ["growth", "scores", "errors", "epsilons", "waterfall"]
 
 
 def test_what_takes_too_long_ends_and_the_next_question_is_answered():

@@ -249,7 +249,7 @@ def _json_lines(path: Path, lines: list[str], by: str | None) -> Iterator[_Examp
 
 
 def _person(path: Path, place: int, by: str, record: dict[str, object]) -> str:
-    """Return the person of a text. 7 and "7" count as one person, which is safe if they are two."""
+    """Return the person of a text. 7 and "7" count as one person. This is safe if they are two."""
     person = record.get(by)
     if isinstance(person, bool) or not isinstance(person, (str, int)) or person == "":
         must = f"name the person of each text in {by!r}, by a string or a whole number"

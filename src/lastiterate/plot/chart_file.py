@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +20,6 @@ from lastiterate.common.errors import install_hint
 from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kept_scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lastiterate.plot.style import Picture
 
 

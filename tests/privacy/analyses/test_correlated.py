@@ -84,13 +84,6 @@ def test_the_noise_of_the_last_iterate_is_that_of_rational_numbers(filter_, step
     assert 0 <= float(1 - found / exact) < 1e-13 or abs(float(1 - found / exact)) < 1e-14
 
 
-def test_noise_that_is_taken_back_leaves_little_and_that_little_is_known_exactly():
-    run = li.DPSGD(500, 0.1, 1.0, weights=[1.0] * 500, noise_filter=[1.0, -1.0 + 1e-12])
-    exact = exact_variance(run.noise_filter, run.weights, [1.0] * 500)
-    assert law_of(run).noise == pytest.approx(math.sqrt(exact), rel=1e-14)  # of the last step's noise, and 1e-12 a step
-    assert math.sqrt(exact) < 1.0 + 1e-9
-
-
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("apart", [1, 2, 3, 5])
 def test_the_guarantee_is_the_worst_of_all_batches_tried_one_by_one(name, apart):

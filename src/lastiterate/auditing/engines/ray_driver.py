@@ -201,7 +201,7 @@ def connect(address: str | None) -> None:
 
 def not_running(address: str | None, reason: str) -> ValueError:
     """Return the error for an address at which no cluster runs."""
-    return ValueError(f"address must be that of a running Ray cluster, got {told(address)}: {reason}")
+    return ValueError(f"address must be the address of a running Ray cluster, got {told(address)}: {reason}")
 
 
 def check_answer(address: str) -> None:
@@ -240,7 +240,7 @@ def _is_ray(address: str, host: str, port: int) -> bool:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(
-            f"address must be that of a Ray cluster, but nothing answers at {address!r}: {reason}"
+            f"address must be the address of a Ray cluster, but nothing answers at {address!r}: {reason}"
         ) from None
     return len(said) >= _IS_SETTINGS and said[3] == _IS_SETTINGS
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from lastiterate.auditing.experiments.protocol import Trials
 from lastiterate.auditing.identity import versions
 from lastiterate.auditing.stores.audit_record import ScoredTrials
-from lastiterate.common.errors import install_hint
+from lastiterate.common.errors import not_installed
 from lastiterate.common.types import BoolArray, Foreign, IntArray
 
 AGREED: dict[str, str | None] = {}  # digests of this worker's imports, filled once they match the driver's
@@ -26,7 +26,7 @@ def import_ray() -> Foreign:
     try:
         import ray
     except ImportError:
-        raise ValueError(f"engine 'ray' needs Ray, which is not installed: {install_hint('ray')}") from None
+        raise ValueError(not_installed("engine 'ray'", "Ray", "ray")) from None
     return ray
 
 

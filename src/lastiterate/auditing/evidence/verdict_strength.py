@@ -68,7 +68,7 @@ def most_models(forecast: Forecast) -> int:
     """Return the largest number of models per world, or canaries, that is considered."""
     if forecast.one_run:
         return MOST_CANARIES
-    if forecast.validity == "anytime":
+    if forecast.is_anytime:
         return MOST_ANYTIME
     return MOST_SIMULATED if forecast.is_simulated else MOST_MODELS
 
@@ -278,18 +278,18 @@ def _caught(audit: Forecast, claim: Claim, factor: float, fault: float, chance: 
     low, high = (fault, 1.0) if chance >= CHANCE else (min(_LEAST, 0.5 * fault), fault)
     if chance < CHANCE and too_much(low):
         return None
-    near = _NEAR_ANYTIME if audit.validity == "anytime" else _NEAR
+    near = _NEAR_ANYTIME if audit.is_anytime else _NEAR
     return bisect(too_much, low, high, lambda low, high: high / low <= near, lambda low, high: math.sqrt(low * high))[0]
 
 
 def _words(is_run: bool, is_own: bool, base: DPSGD, caught: float | None, units: float, delta: float) -> str:
-    sure = f"(probability {per_cent(CHANCE)}"
+    sure = f"({per_cent(CHANCE)}"
     verb = "would not have caught even" if caught is None else "would have caught"
     if is_run:
         condition = ", if the noise of training moves the scores as linear losses predict" if is_own else ""
         noise = f"{spell(_LEAST)} of the declared noise"
         if caught is not None:
-            noise = f"noise below {spell_down(caught, 2)} of the declared noise"
+            noise = f"noise below {spell_down(caught, 2)} of what is declared"
         return f"This audit {verb} {noise} {sure}){condition}."
     delta = max(delta, _LEAST_DELTA)
     leak = base.replace(noise_multiplier=base.noise_multiplier * (_LEAST if caught is None else caught) / units)
