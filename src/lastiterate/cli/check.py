@@ -103,4 +103,3 @@ def _finish(result: CheckResult, subject: Subject, plot: Path | None, junit: Pat
         )
     written = out.write_beside(beside, quiet=json)
     return {"fault": REFUTED, "cannot tell": INCONCLUSIVE}.get(result.verdict, 0) or written
-
