@@ -288,13 +288,13 @@ class _Check:
         row, apart = participation_rows.spread_row(counts), declared.is_certain or declared.run.min_separation > 1
         if not self.has_steps or apart or length > self.steps or (length == self.steps and row.status != "not checked"):
             return row
-        seeds = max(FEW_SEEDS, participation_rows.epoch_seeds(setting))
+        seeds = participation_rows.epoch_seeds(setting)
         if seeds > MOST_MODELS:
             return not_checked(participation_rows.SPREAD, "an example is in a batch of nearly every epoch")
         if length == self.steps > setting.allowances.short and seeds > self.pairs:
             why = "too few models of one epoch to tell shuffled batches"
             return cannot_tell(participation_rows.SPREAD, None, why, f"{self._models_for(seeds)} models")
-        found = effects_over_seeds(setting, seeds, length)
+        found = effects_over_seeds(setting, max(seeds, self.pairs if length == self.steps else FEW_SEEDS), length)
         if found.is_broken:
             return not_finite_row()
         # Curvature takes any share of an effect, but hardly more than the rest of the stated one.

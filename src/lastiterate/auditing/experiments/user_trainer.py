@@ -126,7 +126,8 @@ def _check_spread(sizes: FloatArray, rates: FloatArray, sampling: str) -> None:
         got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
             f"sampling {sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
-            f"standard deviation of {np.sqrt(np.mean(mean * (1.0 - rates))):.3g}, but the batches of the training vary {got}"
+            f"standard deviation of {np.sqrt(np.mean(mean * (1.0 - rates))):.3g}, but the batches of the training vary "
+            f"{got}"
         )
 
 
