@@ -96,7 +96,7 @@ class Counts:
 
 def rate_row(counts: Counts, models_for: Callable[[int], int]) -> Row:
     """Return the row of the sample rate; ``models_for(pairs)`` is the number of models that pairs take."""
-    if counts.declared.run.batches_per_epoch is not None and counts.is_whole:
+    if counts.declared.run.batches_per_epoch is not None:
         counts = replace(counts, hits=np.zeros(0))  # totals of whole epochs are certain, those of one step are not
     setting, declared, trials = counts.setting, counts.declared, counts.trials
     allowed = setting.allowances
