@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
     from lastiterate.optimizer import Optimizer
+    from lastiterate.privacy.curve import Target
 
 # Parsers: functions of the option's name (for error messages) and text. Typer does not parse defaults.
 
@@ -333,6 +334,30 @@ class ConvexOptions:
     def fields(self) -> Fields:
         given = {"contraction": self.convex, "diameter": self.diameter}
         return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """Options for what the noise must reach: exactly one kind of target."""
+
+    epsilon: Annotated[float | None, "Target: epsilon of (epsilon, delta)-DP; needs --delta."] = None
+    delta: Annotated[float | None, "Delta of (epsilon, delta)-DP, in (0, 1)."] = None
+    mu: Annotated[float | None, "Target: mu of Gaussian DP, where both error rates are at least 1e-10."] = None
+    advantage: Annotated[float | None, "Target: the largest true positive rate minus false positive rate."] = None
+    tpr: Annotated[float | None, "Target: the largest true positive rate of an attack; needs --fpr."] = None
+    fpr: Annotated[float | None, "False positive rate of this attack."] = None
+
+    def target(self) -> Target:
+        """Return the target. Raise an error unless the options are exactly one kind of target."""
+        from lastiterate.privacy.curve import TARGETS, Target
+
+        values = {name: getattr(self, name) for name in ("epsilon", "delta", "mu", "advantage", "tpr", "fpr")}
+        given = [name for name, value in values.items() if value is not None]
+        if tuple(given) not in TARGETS:
+            got = " and ".join(map(_spelled, given)) or "none of them"
+            kinds = ", or ".join(" with ".join(map(_spelled, kind)) for kind in TARGETS)
+            raise OptionError(f"give exactly one target: {kinds}; got {got}")
+        return Target(**values)
 
 
 @dataclass(frozen=True)

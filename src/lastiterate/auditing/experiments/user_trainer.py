@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 IMPLAUSIBLE = 1e-6  # smallest accepted probability of the batch sizes under the declared run
+_BINOMIAL = ("poisson", "balls-in-bins")  # samplings whose batch sizes are binomial
 _LARGE_ENOUGH = 5.0  # smallest mean batch size for the chi-square test of the batch sizes
 
 
@@ -89,9 +90,11 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
     if run.sampling == "balls-in-bins":  # all of an epoch's batches have all examples; a part of an epoch need not
         whole = run.steps - run.steps % epoch_length(run)
         sizes, rates = sizes[:whole], rates[:whole]
+        if not whole:
+            return
     if examples is not None:
         _check_total(sizes, rates, run, examples)
-    if run.sampling in ("poisson", "balls-in-bins"):
+    if run.sampling in _BINOMIAL:
         _check_spread(sizes, rates, run)
     elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
         # With shuffled data the last batch of an epoch may be smaller.
@@ -104,8 +107,9 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
 def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
     total, expected = float(sizes.sum()), examples * float(rates.sum())
     rate = float(rates.mean())
-    if run.sampling == "poisson" and rate < 1.0:
-        # If sample rates vary, the sum has less spread than this binomial (Hoeffding 1956), so the test stays valid.
+    if run.sampling in _BINOMIAL and rate < 1.0:
+        # If sample rates vary, or with balls in bins, the sum has less spread than this binomial (Hoeffding 1956), so
+        # the test stays valid.
         trials = examples * sizes.size
         at_least = bdtrc(total - 1.0, trials, rate) if total else 1.0
         plausible = 2.0 * min(bdtr(total, trials, rate), at_least) >= IMPLAUSIBLE
@@ -135,8 +139,8 @@ def _check_spread(sizes: FloatArray, rates: FloatArray, run: DPSGD) -> None:
         how = "less" if most < half else "more"
         got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
-            f"sampling {run.sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with "
-            f"a standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
+            f"sampling {run.sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary "
+            f"with a standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
         )
 
 
