@@ -33,7 +33,10 @@ GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
             {"optimizer": SGD([0.1, 0.2])},
             "learning_rate must be one number or 3 numbers, one for each step, got shape (2,)",
         ),
-        ({"sampling": "bernoulli"}, "sampling must be one of poisson, fixed, shuffled, full, got 'bernoulli'"),
+        (
+            {"sampling": "bernoulli"},
+            "sampling must be one of poisson, truncated-poisson, balls-in-bins, fixed, shuffled, full, got 'bernoulli'",
+        ),
         ({"sampling": "full"}, "sample_rate must be 1 with sampling 'full', got 0.1"),
         (
             {"sampling": "shuffled", "sample_rate": [0.5, 0.5, 0.5]},

@@ -80,22 +80,23 @@ def _checkpoints_inside_epochs(run: DPSGD) -> Found:
     if run.batches_per_epoch is None:
         return None
     inside = run.released_steps()[run.released_steps() % run.batches_per_epoch != 0][:1]
-    where = f"at ends of epochs of {run.batches_per_epoch} steps with sampling 'shuffled'"
+    where = f"at ends of epochs of {run.batches_per_epoch} steps with sampling {run.sampling!r}"
     return _checkpoints(run, (where, f"one after step {inside[0]}")) if inside.size and inside[0] < run.steps else None
 
 
 def _groups_in_shuffled_batches(run: DPSGD) -> Found:
-    if run.group_size == 1 or run.batches_per_epoch is None or run.release_count > 1:
+    if run.group_size == 1 or run.sampling != "shuffled" or run.release_count > 1:
         return None  # the steps between two releases are analysed as a run of their own
     if CORRELATED_ADAM.of(run) is not None:
         return None  # the weights are not known
-    if run.steps % run.batches_per_epoch == 0 and np.ptp(run.effective_weights()) == 0.0:
+    if run.steps % (run.batches_per_epoch or 1) == 0 and np.ptp(run.effective_weights()) == 0.0:
         return None
     return "1 with sampling 'shuffled', unless epochs are whole and steps have equal weights,", str(run.group_size)
 
 
-FIXED, SHUFFLED = _sampled("fixed"), _sampled("shuffled")
-_OF_SAMPLING = {FIXED: "fixed", SHUFFLED: "shuffled"}
+FIXED, SHUFFLED, BALLS_IN_BINS = _sampled("fixed"), _sampled("shuffled"), _sampled("balls-in-bins")
+TRUNCATED = _sampled("truncated-poisson")
+_OF_SAMPLING = {TRUNCATED: "truncated-poisson", BALLS_IN_BINS: "balls-in-bins", FIXED: "fixed", SHUFFLED: "shuffled"}
 SAMPLE_RATES = _per_step("sample_rate", "sample rates by step", lambda run: run.sample_rate)
 NOISE_MULTIPLIERS = _per_step("noise_multiplier", "noise by step", lambda run: run.noise_multiplier)
 LEARNING_RATES = _per_step(
@@ -140,7 +141,7 @@ CHECKPOINTS_OF_MEMORY = Feature(
 )
 CHECKPOINTS_INSIDE_EPOCHS = Feature(
     "releases",
-    "checkpoints inside shuffled epochs",
+    "checkpoints inside epochs of shuffled batches or bins",
     _checkpoints_inside_epochs,
     "blocks of steps that share an epoch are not independent",
 )
@@ -149,9 +150,11 @@ GROUPS = Feature(
 )
 GROUPS_IN_FIXED_BATCHES = Feature(
     "group_size",
-    "several examples in fixed batches",
+    "several examples in fixed or truncated batches",
     lambda run: (
-        ("1 with sampling 'fixed'", str(run.group_size)) if run.group_size > 1 and run.sampling == "fixed" else None
+        (f"1 with sampling {run.sampling!r}", str(run.group_size))
+        if run.group_size > 1 and run.sampling in ("fixed", "truncated-poisson")
+        else None
     ),
     "examples of one person compete for places in a batch, with an effect that depends on the size of the data set",
 )
@@ -198,23 +201,43 @@ SEPARATION = Feature(
     lambda run: ("1", str(run.min_separation)) if run.min_separation > 1 else None,
 )
 
+
+def _in_bins(feature: Feature, label: str) -> Feature:
+    """Return the feature of runs that have another feature and balls in bins."""
+
+    def found(run: DPSGD) -> Found:
+        value = feature.of(run) if run.sampling == "balls-in-bins" else None
+        return value and (f"{value[0]} with sampling 'balls-in-bins'", value[1])
+
+    advice = "the loss of an epoch is not known; lastiterate.no_amplification still holds"
+    return Feature(feature.field, label, found, advice)
+
+
+NOISE_IN_BINS = _in_bins(NOISE_MULTIPLIERS, "noise by step, balls in bins")
+GROUPS_IN_BINS = _in_bins(GROUPS, "several examples a person, balls in bins")
+REPLACEMENT_IN_BINS = _in_bins(REPLACEMENT, "neighbours: replace, balls in bins")
+IN_BINS = frozenset({NOISE_IN_BINS, GROUPS_IN_BINS, REPLACEMENT_IN_BINS})
+
 SCHEDULES = frozenset({SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS})
 OPTIMIZERS = frozenset({NO_OPTIMIZER, MOMENTUM, WEIGHT_DECAY, AVERAGING, ADAM})
 BASIC = frozenset({FIXED, SHUFFLED}) | SCHEDULES | OPTIMIZERS
-LINEAR = BASIC | {GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}  # supported by linear scores of one iterate
+LINEAR = (
+    BASIC | IN_BINS | {TRUNCATED, BALLS_IN_BINS, GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}
+)  # supported by linear scores of one iterate
 COMBINATIONS = frozenset(
     {
         *(CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS, CORRELATED_RELEASES, CORRELATED_ADAM),
         *(GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES),
     }
 )
-TRAINED = (BASIC | {RELEASES, GROUPS, REPLACEMENT, CORRELATED_NOISE} | COMBINATIONS) - {NO_OPTIMIZER}
+TRAINED = (LINEAR | {RELEASES} | COMBINATIONS) - {NO_OPTIMIZER, SEPARATION}
 FEATURES = (
-    *(FIXED, SHUFFLED, SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS),
+    *(TRUNCATED, BALLS_IN_BINS, FIXED, SHUFFLED, SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS),
     *(NO_OPTIMIZER, ADAM, MOMENTUM, WEIGHT_DECAY, AVERAGING),
     *(RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS),
     *(CORRELATED_NOISE, CORRELATED_ADAM, SEPARATION),
     *(GROUPS, GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES, REPLACEMENT),
+    *(NOISE_IN_BINS, GROUPS_IN_BINS, REPLACEMENT_IN_BINS),
 )
 
 
@@ -238,7 +261,9 @@ class Support:
             if feature not in self.features and (found := feature.of(run)) is not None:
                 allowed, got = found
                 if feature in _OF_SAMPLING:
-                    allowed = " or ".join(repr(name) for each, name in _OF_SAMPLING.items() if each in self.features)
+                    # Truncated Poisson sampling is a kind of Poisson sampling, and is not suggested.
+                    names = {each: name for each, name in _OF_SAMPLING.items() if each is not TRUNCATED}
+                    allowed = " or ".join(repr(name) for each, name in names.items() if each in self.features)
                     allowed = f"'poisson' or 'full'{f' or {allowed}' if allowed else ''}"
                 reason = self.why.get(feature, feature.advice)
                 sentence = f"must be {allowed} for {self.who}, got {got}{f': {reason}' if reason else ''}"

@@ -117,7 +117,14 @@ class SGD(ByFields):
         if self.is_memoryless:
             return rate
         _require_few(steps)
-        return _finite(self._adjoint(np.broadcast_to(rate, (steps,)).tolist()), steps)
+        return _finite(self._adjoint(np.broadcast_to(rate, (steps,)).tolist())[0], steps)
+
+    def memory(self, mechanism: Mechanism) -> float:
+        """Return the derivative of the released parameters by the initial parameters."""
+        steps = _require_mechanism(mechanism).steps
+        if not self.weight_decay and self.averaging is None:
+            return 1.0
+        return self._adjoint(np.broadcast_to(self.learning_rate, (steps,)).tolist())[1]
 
     def weights_in(self, mechanism: Mechanism) -> PerStep:
         """Return the weights in a run with this mechanism."""
@@ -127,8 +134,11 @@ class SGD(ByFields):
         """Return the optimizer of a run that stops after ``steps`` steps."""
         return replace(self, learning_rate=cut(self.learning_rate, integer("steps", steps)))
 
-    def _adjoint(self, rates: list[float]) -> FloatArray:
-        """Go backwards through the updates, with the output's derivatives by the parameters and by the buffer."""
+    def _adjoint(self, rates: list[float]) -> tuple[FloatArray, float]:
+        """Go backwards through the updates, with the output's derivatives by the parameters and by the buffer.
+
+        Return the weights of the steps and the derivative by the initial parameters.
+        """
         steps, momentum, decay = len(rates), self.momentum, self.weight_decay
         on_output = self._output_coefficients(steps)
         result = [0.0] * steps
@@ -148,7 +158,9 @@ class SGD(ByFields):
                 on_parameters *= 1.0 - rate * decay
             else:
                 on_parameters -= decay * weight
-        return np.array(result)
+        # A moving average starts at the initial parameters.
+        kept = self.averaging**steps if isinstance(self.averaging, float) else 0.0
+        return np.array(result), on_parameters + kept
 
     def _output_coefficients(self, steps: int) -> list[float]:
         if self.averaging is None:

@@ -77,6 +77,8 @@ class DPSGD(ByFields):
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
             replacement at each step), ``"shuffled"`` (each example once per epoch) or ``"full"`` (the whole data set).
+            ``"truncated-poisson"`` is Poisson sampling with at most ``max_batch_size`` of ``dataset_size`` examples in
+            a batch. If more are drawn, a random part of them is used and the others are dropped.
         clip_norm: norm to which per-example gradients are clipped. The analyses depend on it only through Adam's
             ``eps`` and L2 decay.
         optimizer: the map from gradients to parameters. It determines the weights of the steps. If it is None, all
@@ -88,16 +90,19 @@ class DPSGD(ByFields):
             by itself.
         neighbours: the neighbouring relation: ``"add-remove"`` (an example is added or removed), ``"zero-out"`` (an
             example gets a gradient of zero) or ``"replace"`` (an example is replaced by another). The default is
-            add-remove for sampling ``"poisson"`` or ``"full"``. It is zero-out for ``"fixed"`` or ``"shuffled"``,
-            where adding or removing an example also moves other examples between batches.
+            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for the other
+            ones, where adding or removing an example also changes the batches of other examples.
         noise_filter: coefficients (c_0, c_1, ...) of correlated noise, as in DP-FTRL. The noise of step t is the sum of
             c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and z_s = 0 before the first step.
             These are the coefficients of jax-privacy's noising matrix C^-1. None means independent noise.
         min_separation: with a noise filter, the minimum number of steps between two batches with the same example. With
             Poisson sampling and ``min_separation`` > 1, examples are split into ``min_separation`` groups that take
             turns.
-        batches_per_epoch: number of batches per epoch, for shuffled batches. The default is 1 / ``sample_rate``, if
-            this is a whole number. If the last batch of an epoch is smaller, give 1 / ``sample_rate``, rounded up.
+        batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 /
+            ``sample_rate``, if this is a whole number. If the last shuffled batch of an epoch is smaller, give 1 /
+            ``sample_rate``, rounded up.
+        max_batch_size: largest number of examples in a batch, for truncated Poisson sampling.
+        dataset_size: number of examples, for truncated Poisson sampling. Its guarantee depends on this number.
     """
 
     steps: int
@@ -113,6 +118,8 @@ class DPSGD(ByFields):
     noise_filter: tuple[float, ...] | None = None
     min_separation: int = 1
     batches_per_epoch: int | None = None
+    max_batch_size: int | None = None
+    dataset_size: int | None = None
 
     if TYPE_CHECKING:  # accepts lists; the fields hold arrays
         mechanism: ClassVar[Mechanism]  # parts of every run, set in __post_init__
@@ -133,6 +140,8 @@ class DPSGD(ByFields):
             noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
             min_separation: int = 1,
             batches_per_epoch: int | None = None,
+            max_batch_size: int | None = None,
+            dataset_size: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -167,20 +176,26 @@ class DPSGD(ByFields):
         noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
         min_separation: int = 1,
         last_batch: LastBatch | None = None,
+        max_batch_size: int | None = None,
     ) -> DPSGD:
         """Return a run of ``epochs`` epochs with batches of expected size ``batch_size``.
 
         An epoch has ``dataset_size / batch_size`` steps. ``last_batch`` says what the loader does with the smaller
         batch at the end of an epoch: ``"keep"`` rounds the steps of an epoch up, ``"drop"`` rounds them down. With
-        shuffled batches ``last_batch`` must be given if ``batch_size`` does not divide ``dataset_size``.
+        shuffled batches ``last_batch`` must be given if ``batch_size`` does not divide ``dataset_size``. With balls in
+        bins the batches of an epoch are a whole number, by default the nearest one, and the expected batch size is
+        ``dataset_size`` divided by this number.
         """
         batches, share = batches_of_epoch(dataset_size, batch_size, last_batch, sampling)
         passes = number("epochs", epochs, 0.0, open_low=True)
-        steps = passes * int(dataset_size) / float(batch_size) if last_batch is None else passes * batches
+        whole = last_batch is not None or SAMPLINGS[sampling].whole_batches
+        steps = passes * batches if whole else passes * int(dataset_size) / float(batch_size)
         number("epochs * dataset_size / batch_size", steps, 0.0, float(MAX_STEPS))
-        count, per_epoch = max(1, round(steps)), round(batches) if sampling == "shuffled" else None
+        once = SAMPLINGS[sampling].once_per_epoch
+        count, per_epoch = max(1, round(steps)), round(batches) if once else None
         method = sampling, clip_norm, optimizer, weights, releases, group_size, neighbours, noise_filter, min_separation
-        return cls(count, share, noise_multiplier, *method, per_epoch)
+        size = dataset_size if sampling == "truncated-poisson" else None
+        return cls(count, share, noise_multiplier, *method, per_epoch, max_batch_size, size)
 
     @classmethod
     def from_opacus(
@@ -224,8 +239,8 @@ class DPSGD(ByFields):
 
         Args:
             config: a ``BandMFExecutionPlanConfig``, whose noise is correlated if it has several bands, or the
-                ``DpParams`` of an accountant. Only Poisson sampling and batches of fixed size are accepted, not
-                truncated batches. The noise filter must be the same at every step.
+                ``DpParams`` of an accountant. The noise filter must be the same at every step. Truncated batches must
+                have a single band.
             optimizer: the map from gradients to parameters, which no configuration contains. Its learning rate is for
                 the sum of gradients clipped to ``clip_norm``. None means that all steps have equal weight.
             steps: number of updates, for ``DpParams``, which does not contain it.
@@ -273,11 +288,11 @@ class DPSGD(ByFields):
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         sampling = changes.get("sampling", self.sampling)
         if not (isinstance(sampling, str) and sampling == self.sampling):
-            kept["batches_per_epoch"] = None
+            kept |= {"batches_per_epoch": None, "max_batch_size": None, "dataset_size": None}
             if self.neighbours == SAMPLINGS[self.sampling].neighbours:
                 kept["neighbours"] = None
         rate = changes.get("sample_rate", self.sample_rate)
-        if self.sampling == "shuffled" and not np.array_equal(rate, self.sample_rate):
+        if SAMPLINGS[self.sampling].once_per_epoch and not np.array_equal(rate, self.sample_rate):
             kept["batches_per_epoch"] = None
         return DPSGD(**(kept | changes))
 
@@ -330,7 +345,7 @@ class DPSGD(ByFields):
         return tuple(int(step) for step in earlier[earlier < stop])
 
     def _usual(self) -> dict[str, object]:
-        whole = whole_batches(self.sample_rate) if self.sampling == "shuffled" else None
+        whole = whole_batches(self.sample_rate) if SAMPLINGS[self.sampling].once_per_epoch else None
         return {"neighbours": SAMPLINGS[self.sampling].neighbours, "batches_per_epoch": whole}
 
 

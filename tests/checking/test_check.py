@@ -13,6 +13,7 @@ RUN = short(sample_rate=0.1)
 LARGER = dict(features=64, classes=10, examples=300)
 MOMENTUM = short(sample_rate=0.1, optimizer=li.SGD(0.002, momentum=0.9))
 SHUFFLED = short(steps=20, sample_rate=0.3, sampling="shuffled", batches_per_epoch=4)
+BINS = short(sample_rate=0.1, sampling="balls-in-bins")
 AVERAGED = short(sample_rate=0.1, optimizer=li.SGD(0.002, averaging="uniform"))
 
 # What is wrong, by how much, the run that is declared, and a row that names it.
@@ -53,6 +54,8 @@ FAULTS = [
     ("twice", 1, RUN, "participation"),
     ("replacement", 1, short(sample_rate=0.4), "copies in a batch"),
     ("shuffled instead", 1, RUN, "participation over seeds"),
+    ("bins instead", 1, RUN, "participation over seeds"),
+    ("poisson instead", 1, BINS, "participation over seeds"),
     ("realised batch", 1, RUN, "normalisation"),
     ("rate", 0.8, RUN, "size of steps"),
     ("rate", 1.1, RUN, "size of steps"),
@@ -76,7 +79,7 @@ def test_a_fault_is_found_by_32_models_and_named(fault, size, run, row):
 
 
 @pytest.mark.parametrize("model", ["softmax", "mlp", "linear"])
-@pytest.mark.parametrize("run", [RUN, MOMENTUM, AVERAGED, short(sampling="shuffled"), short(sampling="fixed")])
+@pytest.mark.parametrize("run", [RUN, MOMENTUM, AVERAGED, short(sampling="shuffled"), short(sampling="fixed"), BINS])
 def test_a_correct_training_has_no_fault_and_most_pass(run, model):
     result = li.check(run, Numpy(run, model=model, **LARGER), seed=1)
     assert not result.faults, str(result)

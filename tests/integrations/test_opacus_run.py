@@ -49,7 +49,7 @@ def test_batches_of_a_shuffling_loader_are_not_taken_for_poisson_sampled(opacus,
     engine, optimizer, loader = trained(opacus, digits, loader_of(digits, shuffle=True), 30, poisson=False)
     run = DPSGD.from_opacus(engine, optimizer, loader)
     assert (run.steps, run.sample_rate, run.sampling) == (30, 0.1, "shuffled")
-    with pytest.raises(ValueError, match="sampling must be 'poisson' or 'full' for composition, got 'shuffled'"):
+    with pytest.raises(ValueError, match="'balls-in-bins' for composition, got 'shuffled'"):
         composition(run)
     three_epochs = dp_accounting.get_epsilon_gaussian(1.2 / np.sqrt(3), DELTA)
     assert three_epochs == pytest.approx(6.7347, abs=1e-4)

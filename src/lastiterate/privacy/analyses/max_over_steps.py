@@ -90,7 +90,7 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     if optimizer.is_adaptive:  # Adam's bias correction depends on the number of the step
         return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
-    if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
+    if steady and run.batches_per_epoch is None and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
         # The weight of a step then depends only on the number of steps after it.
         ago: Floats = np.asarray(optimizer.weights(run.steps))[::-1]
         return ago if ago.min() >= 0.0 else None
