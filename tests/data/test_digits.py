@@ -27,7 +27,6 @@ def test_a_fifth_is_for_testing_with_every_class_in_proportion():
 
 
 def test_the_order_is_shuffled_and_never_changes():
-    pytest.importorskip("sklearn")
     data = digits()
     assert len(np.unique(data.y_train[:30])) == 10
     labels = np.concatenate([data.y_train, data.y_test]).astype("<i4").tobytes()
