@@ -102,15 +102,6 @@ def test_heavy_momentum_with_strong_decay_has_weights_of_both_signs():
     assert weights.min() < 0.0 < weights.max()
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, dampening=0.5), SGD(0.1, decoupled=True)])
-def test_plain_sgd_has_one_weight_however_long_it_runs(optimizer):
-    weights = optimizer.weights(10**9)
-    assert weights == 0.1
-    assert isinstance(weights, float)
-    run = DPSGD(10**9, 1e-4, 10.0, optimizer=optimizer)
-    assert last_iterate(run).epsilon(1e-6) == last_iterate(DPSGD(10**9, 1e-4, 10.0)).epsilon(1e-6)
-
-
 @given(optimizers())
 def test_a_scaled_learning_rate_without_decay_leaks_as_much(drawn):
     optimizer, steps = drawn

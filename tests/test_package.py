@@ -1,10 +1,13 @@
 """What `import lastiterate` brings, and what it does not."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import lastiterate as li
+from lastiterate.citation import bibtex
 
 
 def test_import_is_light():
@@ -55,3 +58,19 @@ def test_all_other_modules_are_loaded_without_any_extra():
     modules = [f"lastiterate.{each.removesuffix('.__init__')}" for each in sorted(free)]
     assert len(modules) > 150
     subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS, *modules], check=True)
+
+
+def test_one_version_and_one_citation():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    cited = (root / "CITATION.cff").read_text()
+    assert project["version"] == li.__version__
+    assert f"\nversion: {li.__version__}\n" in cited
+    assert f"## [{li.__version__}]" in (root / "CHANGELOG.md").read_text()
+    entries = bibtex()
+    assert f"version = {{{li.__version__}}}" in entries["tool"]
+    names = re.findall(r"family-names: (.*)\n\s+given-names: (.*)", cited)
+    authors = " ".join(re.findall(r"author = \{(.*?)\},\n  book", entries["paper"], re.DOTALL)[0].split())
+    assert authors == " and ".join(f"{family}, {given}" for family, given in names)
+    printed = subprocess.run([sys.executable, "-m", "lastiterate", "cite"], capture_output=True, text=True, check=True)
+    assert printed.stdout == "\n\n".join(entries.values()) + "\n"

@@ -1,4 +1,4 @@
-"""Sentences about a run: its guarantee and its prediction for a paper, and the risk of a person for everybody."""
+"""Sentences on a run: guarantee and prediction for a paper, and a person's risk. BibTeX entries of tool and paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
-from lastiterate.privacy.analyses.calibrate import SMALLEST_ERROR
+from lastiterate.privacy.curve import SMALLEST_ERROR
 from lastiterate.run import require_run
 
 if TYPE_CHECKING:
@@ -206,3 +206,28 @@ def _share(risk: Answer) -> str:
         return ""
     words = f"{spell_up(100.0 * min(risk.value + _ERROR, 1.0), _RISK_DIGITS)}%"
     return words if words == _ALL else f"at most {words}"
+
+
+# BibTeX entries, with the same facts as CITATION.cff.
+
+_PAPER = """@inproceedings{steinke2025lastiterate,
+  title = {The Last Iterate Advantage: Empirical Auditing and Principled Heuristic Analysis of Differentially Private
+    {SGD}},
+  author = {Steinke, Thomas and Nasr, Milad and Ganesh, Arun and Balle, Borja and Choquette-Choo, Christopher A. and
+    Jagielski, Matthew and Hayes, Jamie and Guha Thakurta, Abhradeep and Smith, Adam and Terzis, Andreas},
+  booktitle = {The Thirteenth International Conference on Learning Representations},
+  year = {2025},
+  url = {https://openreview.net/forum?id=DwqoBkj2Mw},
+}"""
+
+
+def bibtex() -> dict[str, str]:
+    """Return BibTeX entries of the tool, with its version, and of the paper."""
+    from lastiterate import __version__
+
+    tool = f"""@software{{lastiterate,
+  title = {{lastiterate: predict, audit and probe what the last iterate of {{DP-SGD}} leaks}},
+  author = {{{{the lastiterate authors}}}},
+  version = {{{__version__}}},
+}}"""
+    return {"tool": tool, "paper": _PAPER}

@@ -6,27 +6,23 @@ Functions for answers, runs and optimizers as JSON fields are here, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from lastiterate.common.types import Fields, Track
 from lastiterate.common.validation import function, instance, one_of
-from lastiterate.optimizer import APPROXIMATION, is_sgd
+from lastiterate.formatting import spell_up
+from lastiterate.optimizer import APPROXIMATION
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from lastiterate.privacy.curve import PrivacyCurve, Target
 
-    from lastiterate.common.types import Fields, Track
-    from lastiterate.privacy.analyses.calibrate import Target
-    from lastiterate.privacy.curve import PrivacyCurve
-
-    Curves = Mapping[str, Callable[[DPSGD], PrivacyCurve]]
-
-
+Curves: TypeAlias = "Mapping[str, Callable[[DPSGD], PrivacyCurve]]"  # analyses that need more than the run
 QUICK_STEPS = 1000
 _Key = TypeVar("_Key")
 
@@ -80,7 +76,18 @@ def ask_all(
     """
     curves = require_curves(curves)
     names = dict.fromkeys([require_run(run).guarantee, *curves, "last_iterate", *SIDE_BY_SIDE, *also])
-    return {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
+    answers = {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
+    if (in_bins := instead_of_shuffling(run)) and (value := ask(in_bins, "composition", question).value) is not None:
+        reason = f"{answers['composition'].reason} and would have the guarantee {spell_up(value)} here"
+        answers["composition"] = Answer(None, reason)
+    return answers
+
+
+def instead_of_shuffling(run: DPSGD) -> DPSGD | None:
+    """Return the run with balls in bins instead of shuffled batches, or None if it has other sampling."""
+    if run.sampling != "shuffled" or run.noise_filter is not None or run.batches_per_epoch is None:
+        return None
+    return run.replace(sampling="balls-in-bins", sample_rate=1.0 / run.batches_per_epoch)
 
 
 def support_matrix() -> str:
@@ -159,7 +166,7 @@ def prediction_fields(run: DPSGD | None) -> Fields:
 
 
 _ALWAYS = ("steps", "sample_rate", "noise_multiplier", "sampling")
-_RELEASED = ("releases", "group_size", "neighbours", "noise_filter", "min_separation")
+_ELSEWHERE = ("clip_norm", "optimizer", "weights", "batches_per_epoch")  # not among the released fields
 
 
 def run_fields(run: DPSGD) -> Fields:
@@ -175,13 +182,13 @@ def optimizer_fields(run: DPSGD) -> Fields:
     optimizer = require_run(run).optimizer
     if optimizer is None:
         return {}
-    name = "sgd" if is_sgd(optimizer) else "adamw" if optimizer.decoupled else "adam"
-    return {"optimizer": {"name": name, **{each: _plain(value) for each, value in vars(optimizer).items()}}}
+    return {"optimizer": {"name": optimizer.name, **{each: _plain(value) for each, value in vars(optimizer).items()}}}
 
 
 def released_fields(run: DPSGD) -> Fields:
     """Return releases, group size, neighbours and correlated noise, if they are not the defaults."""
-    return {name: _plain(getattr(run, name)) for name in _RELEASED if _is_set(run, name)}
+    names = [each.name for each in fields(DPSGD) if each.name not in (*_ALWAYS, *_ELSEWHERE)]
+    return {name: _plain(getattr(run, name)) for name in names if _is_set(run, name)}
 
 
 def _is_set(run: DPSGD, name: str) -> bool:

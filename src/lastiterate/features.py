@@ -17,7 +17,7 @@ import numpy as np
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import PerStep
 from lastiterate.mechanism import SAMPLINGS, Sampling
-from lastiterate.optimizer import is_adam, is_sgd
+from lastiterate.optimizer import Optimizer
 from lastiterate.run import DPSGD, require_run
 
 Found = tuple[str, str] | None  # texts of the allowed and the given value; None if the run does not have the feature
@@ -43,7 +43,7 @@ class Feature:
 def reveals_every_step(run: DPSGD) -> bool:
     """Return whether the iterates reveal every noisy gradient: all iterates are released, and no step has weight 0.
 
-    Momentum, decay and averaging do not change this, nor does Adam if its divisor is taken as known.
+    Momentum, decay and averaging do not change this. Adam does not change it either, if its divisor is taken as known.
     """
     if run.release_count != run.steps or (run.sampling == "shuffled" and float(run.sample_rate) < 1.0):
         return False
@@ -63,12 +63,8 @@ def _per_step(name: str, label: str, of: Callable[[DPSGD], PerStep | None]) -> F
     return Feature(name, label, found)
 
 
-def _memory(run: DPSGD) -> str:
-    """Return the reason why an iterate depends on more than the previous one. The string is empty if it does not."""
-    optimizer = run.optimizer
-    if optimizer is None or is_adam(optimizer):
-        return "" if optimizer is None else "Adam"
-    return "momentum" if optimizer.momentum else "averaging" if optimizer.averaging is not None else ""
+def _has_momentum(optimizer: Optimizer) -> bool:
+    return bool(optimizer.momentum) and not optimizer.is_adaptive
 
 
 def _checkpoints(run: DPSGD, found: Found) -> Found:
@@ -76,7 +72,7 @@ def _checkpoints(run: DPSGD, found: Found) -> Found:
 
 
 def _checkpoints_of_memory(run: DPSGD) -> Found:
-    what = _memory(run)
+    what = run.optimizer.memory_words if run.optimizer else ""
     return _checkpoints(run, (f"None, or all {run.steps} steps, with {what}", str(run.release_count))) if what else None
 
 
@@ -84,22 +80,23 @@ def _checkpoints_inside_epochs(run: DPSGD) -> Found:
     if run.batches_per_epoch is None:
         return None
     inside = run.released_steps()[run.released_steps() % run.batches_per_epoch != 0][:1]
-    where = f"at ends of epochs of {run.batches_per_epoch} steps with sampling 'shuffled'"
+    where = f"at ends of epochs of {run.batches_per_epoch} steps with sampling {run.sampling!r}"
     return _checkpoints(run, (where, f"one after step {inside[0]}")) if inside.size and inside[0] < run.steps else None
 
 
 def _groups_in_shuffled_batches(run: DPSGD) -> Found:
-    if run.group_size == 1 or run.batches_per_epoch is None or run.release_count > 1:
+    if run.group_size == 1 or run.sampling != "shuffled" or run.release_count > 1:
         return None  # the steps between two releases are analysed as a run of their own
     if CORRELATED_ADAM.of(run) is not None:
         return None  # the weights are not known
-    if run.steps % run.batches_per_epoch == 0 and np.ptp(run.effective_weights()) == 0.0:
+    if run.steps % (run.batches_per_epoch or 1) == 0 and np.ptp(run.effective_weights()) == 0.0:
         return None
     return "1 with sampling 'shuffled', unless epochs are whole and steps have equal weights,", str(run.group_size)
 
 
-FIXED, SHUFFLED = _sampled("fixed"), _sampled("shuffled")
-_OF_SAMPLING = {FIXED: "fixed", SHUFFLED: "shuffled"}
+FIXED, SHUFFLED, BALLS_IN_BINS = _sampled("fixed"), _sampled("shuffled"), _sampled("balls-in-bins")
+TRUNCATED = _sampled("truncated-poisson")
+_OF_SAMPLING = {TRUNCATED: "truncated-poisson", BALLS_IN_BINS: "balls-in-bins", FIXED: "fixed", SHUFFLED: "shuffled"}
 SAMPLE_RATES = _per_step("sample_rate", "sample rates by step", lambda run: run.sample_rate)
 NOISE_MULTIPLIERS = _per_step("noise_multiplier", "noise by step", lambda run: run.noise_multiplier)
 LEARNING_RATES = _per_step(
@@ -117,7 +114,7 @@ NO_OPTIMIZER = Feature(
 MOMENTUM = Feature(
     "momentum",
     "momentum",
-    lambda run: ("0", repr(run.optimizer.momentum)) if is_sgd(run.optimizer) and run.optimizer.momentum else None,
+    lambda run: ("0", repr(run.optimizer.momentum)) if run.optimizer and _has_momentum(run.optimizer) else None,
 )
 WEIGHT_DECAY = Feature(
     "weight_decay",
@@ -129,7 +126,7 @@ AVERAGING = Feature(
     "averaging of iterates",
     lambda run: ("None", repr(run.optimizer.averaging)) if run.optimizer and run.optimizer.averaging else None,
 )
-ADAM = Feature("optimizer", "Adam", lambda run: ("a lastiterate.SGD", "Adam") if is_adam(run.optimizer) else None)
+ADAM = Feature("optimizer", "Adam", lambda run: ("a lastiterate.SGD", "Adam") if run.is_adaptive else None)
 RELEASES = Feature(
     "releases",
     "several releases",
@@ -144,7 +141,7 @@ CHECKPOINTS_OF_MEMORY = Feature(
 )
 CHECKPOINTS_INSIDE_EPOCHS = Feature(
     "releases",
-    "checkpoints inside shuffled epochs",
+    "checkpoints inside epochs of shuffled batches or bins",
     _checkpoints_inside_epochs,
     "blocks of steps that share an epoch are not independent",
 )
@@ -153,9 +150,11 @@ GROUPS = Feature(
 )
 GROUPS_IN_FIXED_BATCHES = Feature(
     "group_size",
-    "several examples in fixed batches",
+    "several examples in fixed or truncated batches",
     lambda run: (
-        ("1 with sampling 'fixed'", str(run.group_size)) if run.group_size > 1 and run.sampling == "fixed" else None
+        (f"1 with sampling {run.sampling!r}", str(run.group_size))
+        if run.group_size > 1 and run.sampling in ("fixed", "truncated-poisson")
+        else None
     ),
     "examples of one person compete for places in a batch, with an effect that depends on the size of the data set",
 )
@@ -168,7 +167,7 @@ GROUPS_IN_SHUFFLED_BATCHES = Feature(
 REPLACEMENT = Feature(
     "neighbours",
     "neighbours: replace",
-    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.neighbours == "replace" else None,
+    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.is_mirrored else None,
 )
 CORRELATED_NOISE = Feature(
     "noise_filter",
@@ -191,7 +190,7 @@ CORRELATED_ADAM = Feature(
     "Adam, correlated noise",
     lambda run: (
         ("None with Adam", f"{len(run.noise_filter)} coefficients")
-        if run.noise_filter is not None and is_adam(run.optimizer)
+        if run.noise_filter is not None and run.is_adaptive
         else None
     ),
     "the effect of correlated noise on Adam's second moment is not known; lastiterate.composition still holds",
@@ -202,23 +201,43 @@ SEPARATION = Feature(
     lambda run: ("1", str(run.min_separation)) if run.min_separation > 1 else None,
 )
 
+
+def _in_bins(feature: Feature, label: str) -> Feature:
+    """Return the feature of runs that have another feature and balls in bins."""
+
+    def found(run: DPSGD) -> Found:
+        value = feature.of(run) if run.sampling == "balls-in-bins" else None
+        return value and (f"{value[0]} with sampling 'balls-in-bins'", value[1])
+
+    advice = "the loss of an epoch is not known; lastiterate.no_amplification still holds"
+    return Feature(feature.field, label, found, advice)
+
+
+NOISE_IN_BINS = _in_bins(NOISE_MULTIPLIERS, "noise by step, balls in bins")
+GROUPS_IN_BINS = _in_bins(GROUPS, "several examples a person, balls in bins")
+REPLACEMENT_IN_BINS = _in_bins(REPLACEMENT, "neighbours: replace, balls in bins")
+IN_BINS = frozenset({NOISE_IN_BINS, GROUPS_IN_BINS, REPLACEMENT_IN_BINS})
+
 SCHEDULES = frozenset({SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS})
 OPTIMIZERS = frozenset({NO_OPTIMIZER, MOMENTUM, WEIGHT_DECAY, AVERAGING, ADAM})
 BASIC = frozenset({FIXED, SHUFFLED}) | SCHEDULES | OPTIMIZERS
-LINEAR = BASIC | {GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}  # supported by linear scores of one iterate
+LINEAR = (
+    BASIC | IN_BINS | {TRUNCATED, BALLS_IN_BINS, GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}
+)  # supported by linear scores of one iterate
 COMBINATIONS = frozenset(
     {
         *(CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS, CORRELATED_RELEASES, CORRELATED_ADAM),
         *(GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES),
     }
 )
-TRAINED = (BASIC | {RELEASES, GROUPS, REPLACEMENT, CORRELATED_NOISE} | COMBINATIONS) - {NO_OPTIMIZER}
+TRAINED = (LINEAR | {RELEASES} | COMBINATIONS) - {NO_OPTIMIZER, SEPARATION}
 FEATURES = (
-    *(FIXED, SHUFFLED, SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS),
+    *(TRUNCATED, BALLS_IN_BINS, FIXED, SHUFFLED, SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS),
     *(NO_OPTIMIZER, ADAM, MOMENTUM, WEIGHT_DECAY, AVERAGING),
     *(RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS),
     *(CORRELATED_NOISE, CORRELATED_ADAM, SEPARATION),
     *(GROUPS, GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES, REPLACEMENT),
+    *(NOISE_IN_BINS, GROUPS_IN_BINS, REPLACEMENT_IN_BINS),
 )
 
 
@@ -242,7 +261,9 @@ class Support:
             if feature not in self.features and (found := feature.of(run)) is not None:
                 allowed, got = found
                 if feature in _OF_SAMPLING:
-                    allowed = " or ".join(repr(name) for each, name in _OF_SAMPLING.items() if each in self.features)
+                    # Truncated Poisson sampling is a kind of Poisson sampling, and is not suggested.
+                    names = {each: name for each, name in _OF_SAMPLING.items() if each is not TRUNCATED}
+                    allowed = " or ".join(repr(name) for each, name in names.items() if each in self.features)
                     allowed = f"'poisson' or 'full'{f' or {allowed}' if allowed else ''}"
                 reason = self.why.get(feature, feature.advice)
                 sentence = f"must be {allowed} for {self.who}, got {got}{f': {reason}' if reason else ''}"

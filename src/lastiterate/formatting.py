@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lastiterate.common.types import FloatArray
 from lastiterate.mechanism import SAMPLINGS
-from lastiterate.optimizer import APPROXIMATION, Adam, is_adam, is_sgd
+from lastiterate.optimizer import APPROXIMATION, Adam, Optimizer, is_adam
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import ArrayLike
     from rich.console import RenderableType
     from rich.text import Text
 
-    from lastiterate.optimizer import Optimizer
     from lastiterate.run import DPSGD
 
 CAVEAT = "The heuristic predicts, it does not guarantee."
@@ -88,6 +85,8 @@ def training(run: DPSGD, rounded: bool = True, epochs: bool = True) -> list[str]
     parts = [SAMPLINGS[run.sampling].words]
     if epochs and run.batches_per_epoch is not None:
         parts.append(f"{run.batches_per_epoch:,} batch{'es' if run.batches_per_epoch > 1 else ''} per epoch")
+    if run.max_batch_size is not None:
+        parts.append(f"batches of at most {run.max_batch_size:,} of {run.dataset_size:,} examples")
     if run.weights is not None:
         parts.append(f"weights {exact(run.weights, rounded)}")
     if run.optimizer is not None:
@@ -114,11 +113,11 @@ def _optimizer(optimizer: Optimizer, rounded: bool) -> list[str]:
         if optimizer.eps != Adam.eps:
             parts.append(f"eps {exact(optimizer.eps, rounded)}")
     parts.append(f"learning rate {exact(rate, rounded)}")
-    if is_sgd(optimizer) and optimizer.momentum:
+    if optimizer.momentum and not optimizer.is_adaptive:
         parts.append(f"{'Nesterov ' if optimizer.nesterov else ''}momentum {exact(optimizer.momentum, rounded)}")
-    if is_sgd(optimizer) and optimizer.dampening:
+    if optimizer.dampening:
         parts.append(f"dampening {exact(optimizer.dampening, rounded)}")
-    if optimizer.weight_decay or (is_sgd(optimizer) and optimizer.decoupled):
+    if optimizer.weight_decay or (optimizer.decoupled and not optimizer.is_adaptive):
         kind = "decoupled weight decay" if optimizer.decoupled else "weight decay"
         parts.append(f"{kind} {exact(optimizer.weight_decay, rounded)}")
     if optimizer.averaging is not None:
@@ -133,7 +132,7 @@ def released(run: DPSGD) -> list[str]:
     if run.group_size > 1:
         parts.append(f"{run.group_size:,} examples a person")
     one, others = ("one example", "another") if run.group_size == 1 else ("all of them", "others")
-    if run.neighbours == "replace":
+    if run.is_mirrored:
         parts.append(f"{one} replaced by {others}")
     if run.neighbours == "zero-out":
         parts.append(f"{one} replaced by {'one' if run.group_size == 1 else 'ones'} without gradient (zero-out)")

@@ -15,17 +15,15 @@ import numpy as np
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import (
+    ByFields,
     PerStep,
     PerStepGiven,
     boolean,
-    call_of,
     cut,
     instance,
     integer,
-    key,
     number,
     per_step,
-    same,
     shape,
 )
 from lastiterate.mechanism import Mechanism
@@ -38,8 +36,8 @@ HEURISTIC, APPROXIMATION = "heuristic", "approximation of a heuristic"  # kinds 
 MOST_STEPS_WITH_MEMORY = 10**6
 
 
-@dataclass(frozen=True, eq=False)
-class SGD:
+@dataclass(frozen=True, eq=False, repr=False)
+class SGD(ByFields):
     """Stochastic gradient descent in PyTorch's convention.
 
     Args:
@@ -56,6 +54,8 @@ class SGD:
     """
 
     prediction: ClassVar[str] = HEURISTIC  # SGD is linear
+    is_adaptive: ClassVar[bool] = False  # True for an optimizer that divides gradients by their second moment
+    name: ClassVar[str] = "sgd"  # on the command line
 
     learning_rate: PerStep = 1.0
     momentum: float = 0.0
@@ -79,15 +79,14 @@ class SGD:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        def fix(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        fix("learning_rate", _learning_rate(self.learning_rate))
-        fix("momentum", number("momentum", self.momentum, 0.0, 1.0, open_high=True))
-        fix("dampening", number("dampening", self.dampening, 0.0, 1.0, open_high=True))
-        fix("weight_decay", number("weight_decay", self.weight_decay, 0.0))
-        for name in ("nesterov", "decoupled"):
-            fix(name, boolean(name, getattr(self, name)))
+        self._fix(
+            learning_rate=_learning_rate(self.learning_rate),
+            momentum=number("momentum", self.momentum, 0.0, 1.0, open_high=True),
+            dampening=number("dampening", self.dampening, 0.0, 1.0, open_high=True),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0),
+            nesterov=boolean("nesterov", self.nesterov),
+            decoupled=boolean("decoupled", self.decoupled),
+        )
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise ValueError(
                 f"nesterov needs momentum > 0 and dampening = 0, got momentum {self.momentum} "
@@ -96,12 +95,21 @@ class SGD:
         if self.averaging is not None and not (isinstance(self.averaging, str) and self.averaging == "uniform"):
             if isinstance(self.averaging, str) or np.ndim(self.averaging) != 0:
                 raise BadArgument("averaging", f"must be None, 'uniform' or a decay in (0, 1), got {self.averaging!r}")
-            fix("averaging", number("averaging", self.averaging, 0.0, 1.0, open_low=True, open_high=True))
+            self._fix(averaging=number("averaging", self.averaging, 0.0, 1.0, open_low=True, open_high=True))
 
     @property
     def is_memoryless(self) -> bool:
         """True if the released model is the plain sum of learning rate times gradient."""
         return self.momentum == 0.0 and self.weight_decay == 0.0 and self.averaging is None
+
+    @property
+    def memory_words(self) -> str:
+        """Name of the setting that makes an iterate depend on more than the previous one, or an empty string."""
+        return "momentum" if self.momentum else "averaging" if self.averaging is not None else ""
+
+    def for_sums(self, size: float) -> SGD:
+        """Return the optimizer that treats sums of ``size`` gradients as this one treats their means."""
+        return replace(self, learning_rate=self.learning_rate / size, weight_decay=self.weight_decay * size)
 
     def weights(self, steps: int) -> PerStep:
         """Return the weight of each step: minus the derivative of the released parameters by the step's gradient."""
@@ -109,7 +117,14 @@ class SGD:
         if self.is_memoryless:
             return rate
         _require_few(steps)
-        return _finite(self._adjoint(np.broadcast_to(rate, (steps,)).tolist()), steps)
+        return _finite(self._adjoint(np.broadcast_to(rate, (steps,)).tolist())[0], steps)
+
+    def memory(self, mechanism: Mechanism) -> float:
+        """Return the derivative of the released parameters by the initial parameters."""
+        steps = _require_mechanism(mechanism).steps
+        if not self.weight_decay and self.averaging is None:
+            return 1.0
+        return self._adjoint(np.broadcast_to(self.learning_rate, (steps,)).tolist())[1]
 
     def weights_in(self, mechanism: Mechanism) -> PerStep:
         """Return the weights in a run with this mechanism."""
@@ -119,8 +134,11 @@ class SGD:
         """Return the optimizer of a run that stops after ``steps`` steps."""
         return replace(self, learning_rate=cut(self.learning_rate, integer("steps", steps)))
 
-    def _adjoint(self, rates: list[float]) -> FloatArray:
-        """Go backwards through the updates, with the output's derivatives by the parameters and by the buffer."""
+    def _adjoint(self, rates: list[float]) -> tuple[FloatArray, float]:
+        """Go backwards through the updates, with the output's derivatives by the parameters and by the buffer.
+
+        Return the weights of the steps and the derivative by the initial parameters.
+        """
         steps, momentum, decay = len(rates), self.momentum, self.weight_decay
         on_output = self._output_coefficients(steps)
         result = [0.0] * steps
@@ -140,7 +158,9 @@ class SGD:
                 on_parameters *= 1.0 - rate * decay
             else:
                 on_parameters -= decay * weight
-        return np.array(result)
+        # A moving average starts at the initial parameters.
+        kept = self.averaging**steps if isinstance(self.averaging, float) else 0.0
+        return np.array(result), on_parameters + kept
 
     def _output_coefficients(self, steps: int) -> list[float]:
         if self.averaging is None:
@@ -150,18 +170,9 @@ class SGD:
         decay = float(self.averaging)
         return [(1.0 - decay) * decay ** (steps - 1 - t) for t in range(steps)]
 
-    def __eq__(self, other: object) -> bool:
-        return same(self, other)
 
-    def __hash__(self) -> int:
-        return hash(key(self))
-
-    def __repr__(self) -> str:
-        return call_of(self)
-
-
-@dataclass(frozen=True, eq=False)
-class Adam:
+@dataclass(frozen=True, eq=False, repr=False)
+class Adam(ByFields):
     """Adam, or AdamW with ``decoupled``, in PyTorch's convention and with the defaults of ``torch.optim.Adam``.
 
     The input is the noisy *sum* of clipped gradients, as for SGD. For training that divides the sum by a batch size B,
@@ -179,6 +190,11 @@ class Adam:
     """
 
     prediction: ClassVar[str] = APPROXIMATION  # the divisor is taken as fixed
+    is_adaptive: ClassVar[bool] = True
+    averaging: ClassVar[None] = None  # the last iterate is released
+    dampening: ClassVar[float] = 0.0
+    nesterov: ClassVar[bool] = False
+    memory_words: ClassVar[str] = "Adam"
 
     learning_rate: PerStep = 1e-3
     beta1: float = 0.9
@@ -200,15 +216,14 @@ class Adam:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        def fix(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        fix("learning_rate", _learning_rate(self.learning_rate))
-        for name in ("beta1", "beta2"):
-            fix(name, number(name, getattr(self, name), 0.0, 1.0, open_high=True))
-        for name in ("eps", "weight_decay"):
-            fix(name, number(name, getattr(self, name), 0.0))
-        fix("decoupled", boolean("decoupled", self.decoupled))
+        self._fix(
+            learning_rate=_learning_rate(self.learning_rate),
+            beta1=number("beta1", self.beta1, 0.0, 1.0, open_high=True),
+            beta2=number("beta2", self.beta2, 0.0, 1.0, open_high=True),
+            eps=number("eps", self.eps, 0.0),
+            weight_decay=number("weight_decay", self.weight_decay, 0.0),
+            decoupled=boolean("decoupled", self.decoupled),
+        )
 
     @property
     def momentum(self) -> float:
@@ -216,14 +231,19 @@ class Adam:
         return self.beta1
 
     @property
-    def averaging(self) -> None:
-        """Always None, because the last iterate is released."""
-        return None
+    def name(self) -> str:
+        """The name on the command line: AdamW decays weights apart from the gradient."""
+        return "adamw" if self.decoupled else "adam"
 
     @property
     def is_memoryless(self) -> bool:
         """True if the released model is the plain sum of learning rate times gradient, divided by the divisor."""
         return self.beta1 == 0.0 and self.weight_decay == 0.0
+
+    def for_sums(self, size: float) -> Adam:
+        """Return the optimizer that treats sums of ``size`` gradients as this one treats their means."""
+        decay = self.weight_decay * (1.0 if self.decoupled else size)
+        return replace(self, eps=self.eps * size, weight_decay=decay)
 
     def noise_root(self, noise: PerStep, steps: int) -> PerStep:
         """Return the root of the second moment at each step if gradients are noise with this standard deviation."""
@@ -238,7 +258,7 @@ class Adam:
     def weights(self, steps: int, root: PerStep | None = None) -> PerStep:
         """Return minus the derivative of the released parameters by each step's gradient, for a fixed divisor.
 
-        The weights are those of SGD with a bias-corrected running mean as momentum. The weight of gradient j in step t
+        SGD with a bias-corrected running mean as momentum has the same weights. The weight of gradient j in step t
         is (1 - beta1) beta1^(t - j) / (1 - beta1^t) times the learning rate, over the divisor.
 
         Args:
@@ -293,15 +313,6 @@ class Adam:
             on_mean = self.beta1 * mean
             on_parameters = kept[t] * on_parameters - coupled * weight
         return np.array(result), on_parameters
-
-    def __eq__(self, other: object) -> bool:
-        return same(self, other)
-
-    def __hash__(self) -> int:
-        return hash(key(self))
-
-    def __repr__(self) -> str:
-        return call_of(self)
 
 
 Optimizer: TypeAlias = SGD | Adam

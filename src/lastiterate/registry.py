@@ -5,16 +5,15 @@ Names are the same in Python, JSON and stores. Tables, charts and web pages show
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal, cast
 
 from lastiterate.optimizer import APPROXIMATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
     from lastiterate.features import Support
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
@@ -88,8 +87,10 @@ class Method:
         mechanism: the assumption about the mechanism. Empty if there is no assumption.
         family: the analysis whose mechanism is assumed, with unknown noise, or None. With a family, the run is needed.
         is_assumption_free: True if the bound holds for every mechanism.
-        is_one_run: True if the scores are those of many canaries in one model, instead of one canary in each of many
-            models.
+        is_one_run: True if the scores belong to many canaries in one model, instead of one canary in each of many
+        models.
+        has_independent_canaries: True if no canary may change the score of another one. The scores of one run are then
+            treated like scores of many models.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Method:
     family: Analysis | None = None
     is_assumption_free: bool = False
     is_one_run: bool = False
+    has_independent_canaries: bool = False
 
     @property
     def assumes(self) -> str:
@@ -105,6 +107,11 @@ class Method:
         if self.is_one_run:
             return f"assumes {self.mechanism}; {OWN_COIN}" if self.mechanism else f"assumes that {OWN_COIN}"
         return f"assumes {self.mechanism or 'nothing about the mechanism'}"
+
+    @property
+    def counts_guesses(self) -> bool:
+        """True if the bound counts right guesses about the coins of one run, instead of two error rates."""
+        return self.is_one_run and not self.has_independent_canaries
 
     def assumptions(self, threshold_choice: str, validity: str = "fixed") -> tuple[str, ...]:
         """Return all assumptions of a bound by this method, in sentences."""
@@ -206,6 +213,7 @@ _METHODS = (
         "one run, canaries independent",
         "that no canary changes the score of another (otherwise it is not a bound)",
         is_one_run=True,
+        has_independent_canaries=True,
     ),
 )
 METHODS = {each.name: each for each in _METHODS}

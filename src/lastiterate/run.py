@@ -20,17 +20,15 @@ from lastiterate.common.system import late
 from lastiterate.common.types import IntArray
 from lastiterate.common.validation import (
     MAX_STEPS,
+    ByFields,
     PerStep,
     PerStepGiven,
-    call_of,
     cut,
     instance,
     integer,
-    key,
     number,
     one_of,
     per_step,
-    same,
     shape,
     told,
 )
@@ -69,8 +67,8 @@ class Question:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class DPSGD:
+@dataclass(frozen=True, eq=False, repr=False)
+class DPSGD(ByFields):
     """A DP-SGD run, immutable and validated. Per-step quantities are one number or an array of ``steps`` numbers.
 
     Args:
@@ -79,6 +77,8 @@ class DPSGD:
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
             replacement at each step), ``"shuffled"`` (each example once per epoch) or ``"full"`` (the whole data set).
+            ``"truncated-poisson"`` is Poisson sampling with at most ``max_batch_size`` of ``dataset_size`` examples in
+            a batch. If more are drawn, a random part of them is used and the others are dropped.
         clip_norm: norm to which per-example gradients are clipped. The analyses depend on it only through Adam's
             ``eps`` and L2 decay.
         optimizer: the map from gradients to parameters. It determines the weights of the steps. If it is None, all
@@ -90,16 +90,19 @@ class DPSGD:
             by itself.
         neighbours: the neighbouring relation: ``"add-remove"`` (an example is added or removed), ``"zero-out"`` (an
             example gets a gradient of zero) or ``"replace"`` (an example is replaced by another). The default is
-            add-remove for sampling ``"poisson"`` or ``"full"``. It is zero-out for ``"fixed"`` or ``"shuffled"``,
-            where adding or removing an example also moves other examples between batches.
+            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for the other
+            ones, where adding or removing an example also changes the batches of other examples.
         noise_filter: coefficients (c_0, c_1, ...) of correlated noise, as in DP-FTRL. The noise of step t is the sum of
             c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and z_s = 0 before the first step.
             These are the coefficients of jax-privacy's noising matrix C^-1. None means independent noise.
         min_separation: with a noise filter, the minimum number of steps between two batches with the same example. With
             Poisson sampling and ``min_separation`` > 1, examples are split into ``min_separation`` groups that take
             turns.
-        batches_per_epoch: number of batches per epoch, for shuffled batches. The default is 1 / ``sample_rate``, if
-            this is a whole number. If the last batch of an epoch is smaller, give 1 / ``sample_rate``, rounded up.
+        batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 /
+            ``sample_rate``, if this is a whole number. If the last shuffled batch of an epoch is smaller, give 1 /
+            ``sample_rate``, rounded up.
+        max_batch_size: largest number of examples in a batch, for truncated Poisson sampling.
+        dataset_size: number of examples, for truncated Poisson sampling. Its guarantee depends on this number.
     """
 
     steps: int
@@ -115,6 +118,8 @@ class DPSGD:
     noise_filter: tuple[float, ...] | None = None
     min_separation: int = 1
     batches_per_epoch: int | None = None
+    max_batch_size: int | None = None
+    dataset_size: int | None = None
 
     if TYPE_CHECKING:  # accepts lists; the fields hold arrays
         mechanism: ClassVar[Mechanism]  # parts of every run, set in __post_init__
@@ -135,21 +140,21 @@ class DPSGD:
             noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
             min_separation: int = 1,
             batches_per_epoch: int | None = None,
+            max_batch_size: int | None = None,
+            dataset_size: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
         mechanism = Mechanism(**parts_of(self, Mechanism))
         question = Question.about(mechanism, **parts_of(self, Question))
-        held = {"mechanism": mechanism, "question": question}
-        for name, value in {**vars(mechanism), **vars(question), **held}.items():
-            object.__setattr__(self, name, value)
+        self._fix(**vars(mechanism), **vars(question), mechanism=mechanism, question=question)
         if self.optimizer is not None:
             if self.weights is not None:
                 raise ValueError("optimizer and weights were both given: give one, as an optimizer has its own weights")
             require_optimizer(self.optimizer)
             per_step("learning_rate", self.optimizer.learning_rate, self.steps)
         if self.weights is not None:
-            object.__setattr__(self, "weights", per_step("weights", self.weights, self.steps))
+            self._fix(weights=per_step("weights", self.weights, self.steps))
             if not np.any(self.weights):
                 raise BadArgument("weights", "must not all be zero: such a run releases nothing")
 
@@ -171,32 +176,26 @@ class DPSGD:
         noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
         min_separation: int = 1,
         last_batch: LastBatch | None = None,
+        max_batch_size: int | None = None,
     ) -> DPSGD:
         """Return a run of ``epochs`` epochs with batches of expected size ``batch_size``.
 
         An epoch has ``dataset_size / batch_size`` steps. ``last_batch`` says what the loader does with the smaller
         batch at the end of an epoch: ``"keep"`` rounds the steps of an epoch up, ``"drop"`` rounds them down. With
-        shuffled batches ``last_batch`` must be given if ``batch_size`` does not divide ``dataset_size``.
+        shuffled batches ``last_batch`` must be given if ``batch_size`` does not divide ``dataset_size``. With balls in
+        bins the batches of an epoch are a whole number, by default the nearest one, and the expected batch size is
+        ``dataset_size`` divided by this number.
         """
         batches, share = batches_of_epoch(dataset_size, batch_size, last_batch, sampling)
         passes = number("epochs", epochs, 0.0, open_low=True)
-        steps = passes * int(dataset_size) / float(batch_size) if last_batch is None else passes * batches
+        whole = last_batch is not None or SAMPLINGS[sampling].whole_batches
+        steps = passes * batches if whole else passes * int(dataset_size) / float(batch_size)
         number("epochs * dataset_size / batch_size", steps, 0.0, float(MAX_STEPS))
-        return cls(
-            max(1, round(steps)),
-            share,
-            noise_multiplier,
-            sampling,
-            clip_norm,
-            optimizer,
-            weights,
-            releases,
-            group_size,
-            neighbours,
-            noise_filter,
-            min_separation,
-            round(batches) if sampling == "shuffled" else None,
-        )
+        once = SAMPLINGS[sampling].once_per_epoch
+        count, per_epoch = max(1, round(steps)), round(batches) if once else None
+        method = sampling, clip_norm, optimizer, weights, releases, group_size, neighbours, noise_filter, min_separation
+        size = dataset_size if sampling == "truncated-poisson" else None
+        return cls(count, share, noise_multiplier, *method, per_epoch, max_batch_size, size)
 
     @classmethod
     def from_opacus(
@@ -215,8 +214,8 @@ class DPSGD:
                 Its hyperparameters and clipping norm must not have changed during training. They are converted to those
                 for the sum of gradients. If sample rates differ, the run has ``weights`` instead of an SGD. A
                 ``lastiterate.SGD`` or ``Adam`` is used unchanged. None means that all steps have equal weight.
-            loader: the loader that ``make_private`` returned. It shows how batches are drawn. Samplers that neither use
-                Poisson sampling nor shuffle all of the data are refused. A shuffling loader must have been read to its
+            loader: the loader that ``make_private`` returned. It shows how batches are drawn. Only Poisson sampling and
+            shuffling of all data are accepted. A shuffling loader must have been read to its
                 end in every epoch.
             scheduler: the ``torch.optim.lr_scheduler`` that changed the optimizer's learning rate. It must have been
                 stepped once after each update or once after each epoch. A copy of the scheduler is run again to get the
@@ -226,8 +225,7 @@ class DPSGD:
             sampling: how batches are drawn, if no loader is given.
         """
         read = late("integrations.opacus_run:run_from_opacus")
-        run: DPSGD = read(privacy_engine, optimizer, loader, scheduler, sampling)
-        return run
+        return require_run(read(privacy_engine, optimizer, loader, scheduler, sampling))
 
     @classmethod
     def from_jax_privacy(
@@ -241,16 +239,15 @@ class DPSGD:
 
         Args:
             config: a ``BandMFExecutionPlanConfig``, whose noise is correlated if it has several bands, or the
-                ``DpParams`` of an accountant. Sampling that is neither Poisson nor of fixed batch size (such as
-                truncated batches) is refused, and so is noise whose filter changes from step to step.
+                ``DpParams`` of an accountant. The noise filter must be the same at every step. Truncated batches must
+                have a single band.
             optimizer: the map from gradients to parameters, which no configuration contains. Its learning rate is for
                 the sum of gradients clipped to ``clip_norm``. None means that all steps have equal weight.
             steps: number of updates, for ``DpParams``, which does not contain it.
             noise_filter: the coefficients of the noising matrix, for ``DpParams`` with a ``cycle_length``.
         """
         read = late("integrations.jax_privacy_run:run_from_jax_privacy")
-        run: DPSGD = read(config, optimizer, steps, noise_filter)
-        return run
+        return require_run(read(config, optimizer, steps, noise_filter))
 
     @property
     def epochs(self) -> float:
@@ -267,6 +264,16 @@ class DPSGD:
         """Kind of the prediction by the last-iterate analysis: "heuristic" or "approximation of a heuristic" (Adam)."""
         return HEURISTIC if self.optimizer is None else self.optimizer.prediction
 
+    @property
+    def is_adaptive(self) -> bool:
+        """True if the optimizer divides gradients by their second moment, as Adam does."""
+        return self.optimizer is not None and self.optimizer.is_adaptive
+
+    @property
+    def is_mirrored(self) -> bool:
+        """True if one example replaces another, so that the world without the canary has a canary of its own."""
+        return self.neighbours == "replace"
+
     def effective_weights(self) -> PerStep:
         """Return the weight of each step in the released model, or one number for equal weights."""
         if self.weights is not None:
@@ -281,11 +288,11 @@ class DPSGD:
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         sampling = changes.get("sampling", self.sampling)
         if not (isinstance(sampling, str) and sampling == self.sampling):
-            kept["batches_per_epoch"] = None
+            kept |= {"batches_per_epoch": None, "max_batch_size": None, "dataset_size": None}
             if self.neighbours == SAMPLINGS[self.sampling].neighbours:
                 kept["neighbours"] = None
         rate = changes.get("sample_rate", self.sample_rate)
-        if self.sampling == "shuffled" and not np.array_equal(rate, self.sample_rate):
+        if SAMPLINGS[self.sampling].once_per_epoch and not np.array_equal(rate, self.sample_rate):
             kept["batches_per_epoch"] = None
         return DPSGD(**(kept | changes))
 
@@ -337,15 +344,9 @@ class DPSGD:
         earlier = self.released_steps()
         return tuple(int(step) for step in earlier[earlier < stop])
 
-    def __eq__(self, other: object) -> bool:
-        return same(self, other)
-
-    def __hash__(self) -> int:
-        return hash(key(self))
-
-    def __repr__(self) -> str:
-        whole = whole_batches(self.sample_rate) if self.sampling == "shuffled" else None
-        return call_of(self, {"neighbours": SAMPLINGS[self.sampling].neighbours, "batches_per_epoch": whole})
+    def _usual(self) -> dict[str, object]:
+        whole = whole_batches(self.sample_rate) if SAMPLINGS[self.sampling].once_per_epoch else None
+        return {"neighbours": SAMPLINGS[self.sampling].neighbours, "batches_per_epoch": whole}
 
 
 def _neighbours(value: object, sampling: Sampling) -> Neighbours:

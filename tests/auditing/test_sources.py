@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lastiterate.auditing.user_code import is_installed, neighbours, own_source
+from lastiterate.auditing.user_code import neighbours, own_source
 
 MINE = "import helper\ndef train(seed, canary):\n    return helper.score(seed) + canary\n"
 HELPER = "import deeper\ndef score(seed):\n    return deeper.NOISE * (seed % 7)\n"
@@ -55,14 +55,6 @@ def test_which_folder_code_is_in_does_not_count_but_which_helper_is_which_does(l
     copied = tmp_path / "elsewhere"
     subprocess.run(["cp", "-r", str(_file(train).parent), str(copied)], check=True)
     assert _in_another_process(copied, "from mine import train", "own_source(train)") == first
-
-
-def test_what_was_made_by_exec_has_no_source():
-    made = {}
-    exec("def train(seed, canary): return 0.0\nclass Trainer:\n    def __call__(self, seed, canary): return 0.0", made)
-    for thing in (made["train"], made["Trainer"]):
-        assert own_source(thing) is None
-        assert not is_installed(thing)
 
 
 def _file(function):

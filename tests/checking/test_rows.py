@@ -67,22 +67,28 @@ def test_noise_of_another_law_is_found(law):
 
 
 @pytest.mark.parametrize("weights", [li.SGD(1.0), li.SGD(1.0, momentum=0.9)])
-def test_participation_is_accused_as_often_as_stated_and_stated_faults_are_found(weights):
+def test_the_rate_is_accused_as_often_as_stated_and_twice_the_rate_is_found(weights):
     run = li.DPSGD(20, 0.1, 1.0, optimizer=weights)
-    given, declared = setting(run), Declared(run)
-    strict = setting(run, error=1e-4)
-    faults = {"right": 0, "twice": 0, "shuffled": 0}
+    declared, found = Declared(run), {1.0: 0, 2.0: 0}
     for k in range(60):
-        for name, factor, sampling in (("right", 1.0, None), ("twice", 2.0, None), ("shuffled", 1.0, "shuffled")):
-            drawn = declared.total_weights(rng(k), (15,), factor, sampling) / declared.weights.mean()
+        for factor in found:
+            drawn = declared.with_rate(factor).total_weights(rng(k), 15) / declared.weights.mean()
             hits = (rng(k).random(150) < 0.1 * factor).astype(float)
-            rows = participation_rows.participation_rows(
-                Counts(given if name == "right" else strict, drawn, 20, hits), int
-            )
-            faults[name] += any(row.status == "fault" for row in rows)
-    assert faults["right"] <= 15  # two rows of an error of 0.05, but for one time in a thousand
-    assert faults["twice"] >= 48
-    assert faults["shuffled"] >= 48 or weights.momentum  # of unequal weights an epoch is trained by itself
+            counts = Counts(setting(run, error=ERROR if factor == 1.0 else 1e-4), drawn, 20, hits)
+            found[factor] += participation_rows.rate_row(counts, int).status == "fault"
+    assert found[1.0] <= 9  # an error of 0.05, but for one time in a thousand
+    assert found[2.0] >= 48
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffled", "balls-in-bins"])
+def test_one_epoch_tells_independent_batches_from_those_with_each_example_once(sampling):
+    """Twenty-five seeds of one epoch of ten batches."""
+    run = li.DPSGD(20, 0.1, 1.0, sampling=sampling)
+    given = setting(run, error=1e-4)
+    seeds = max(16, participation_rows.epoch_seeds(given))
+    independent = rng(1).random(seeds) < 1.0 - 0.9**10
+    rows = [participation_rows.epoch_row(given, taken, 10) for taken in (independent, np.ones(seeds, bool))]
+    assert [row.status for row in rows] == (["ok", "fault"] if sampling == "poisson" else ["fault", "ok"])
 
 
 @pytest.mark.parametrize("kind", ["softmax", "linear"])

@@ -206,34 +206,6 @@ class Crafts(Mine):
 class Many(attacks.OneRun):
     pass
 """
-TRAINER = """
-import numpy as np
-
-import lastiterate
-import lastiterate.attacks
-
-run = lastiterate.DPSGD(5, 0.1, 1.0)
-
-
-def train(seed, canary):
-    return np.array([canary, 0.0]) + np.random.default_rng(seed).standard_normal(2)
-
-
-class First:
-    references = 2
-
-    def craft(self, run, references):
-        return {"centre": float(np.mean(references))}
-
-    def score(self, run, facts, parameters):
-        return float(parameters[0] - facts["centre"])
-
-    def expected(self, facts):
-        return lastiterate.attacks.Expected("none")
-
-    def words(self, facts):
-        return lastiterate.attacks.Words("the first parameter", "units")
-"""
 
 
 @pytest.fixture
@@ -251,11 +223,18 @@ def test_a_class_or_an_instance_of_a_file_attacks(cli, mine, name):
     assert len(fields["estimates"]) == 4
 
 
-def test_a_users_attack_scores_a_users_trainer(cli, mine):
-    Path("trainer.py").write_text(TRAINER, encoding="utf-8")
-    command = "audit --trainer trainer.py:train --models 4 --json"
-    assert json.loads(cli(f"{command} --attack trainer.py:First").stdout)["attack"] == "the first parameter"
-    refusal = cli.refusal(f"{command} --attack mine.py:Mine")
-    assert "for a trainer, or have craft, score, expected and words, got a value of type Mine" in refusal
-    Path("trainer.py").write_text(f"{TRAINER}\n\nattack = First()\n", encoding="utf-8")
-    assert "either by --attack or in 'trainer.py:train'" in cli.refusal(f"{command} --attack trainer.py:First")
+def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, tmp_path):
+    words = "approximation of a heuristic"
+    store = tmp_path / "adam.sqlite"
+    run = "--steps 5 --sample-rate .1 --noise-multiplier 1 --optimizer adamw --learning-rate .01"
+    audit = f"audit --model logistic {run} --models 8 --method gdp --store {store}"
+    found = cli.json(audit)
+    assert found["optimizer"]["name"] == "adamw"
+    assert found["prediction"] == f"an {words}"
+    assert 0.0 < found["second_moment"]["noise_share"] < 1.1
+    assert any("Adam's second moment" in caveat for caveat in found["caveats"])
+    again = cli.json(f"report {store} --method gdp")
+    assert again["second_moment"] == found["second_moment"]
+    assert again["optimizer"] == found["optimizer"]
+    assert words in " ".join(cli(f"report {store} --method gdp").output.split())
+    assert json.dumps(again)

@@ -9,81 +9,33 @@ RUN = "epsilon --steps 10 --sample-rate .1 --noise-multiplier 1 --delta 1e-5"
     ("command", "word"),
     [
         (RUN.replace("--steps 10", "--steps 0"), "steps"),
-        (RUN.replace("--steps 10", "--steps -3"), "steps"),
         (RUN.replace("--steps 10", "--steps 1.5"), "--steps"),
-        (RUN.replace("--steps 10", "--steps 1e5"), "--steps"),
-        (RUN.replace("--steps 10", "--steps 10.0"), "--steps"),
-        (RUN.replace("--steps 10", "--steps 1_000"), "--steps"),
-        (RUN.replace("--steps 10", "--steps \uff11\uff12"), "--steps"),
         (RUN.replace("--sample-rate .1", "--sample-rate 0.0_1"), "--sample-rate"),
-        (RUN.replace("--delta 1e-5", "--delta \uff11e-5"), "--delta"),
-        (f"{RUN} --averaging 0.9_9", "--averaging"),
-        (RUN.replace("--steps 10", "--steps abc"), "--steps"),
-        (RUN.replace("--steps 10", "--steps nan"), "--steps"),
         (RUN.replace("--steps 10", "--steps 99999999999999999999"), "steps"),
         (RUN.replace("--sample-rate .1", "--sample-rate 1.5"), "sample_rate"),
-        (RUN.replace("--sample-rate .1", "--sample-rate -.1"), "sample_rate"),
         (RUN.replace("--sample-rate .1", "--sample-rate nan"), "--sample-rate"),
         (RUN.replace("--sample-rate .1", "--sample-rate .1,.2"), "sample_rate"),
-        (RUN.replace("--sample-rate .1", "--sample-rate x"), "--sample-rate"),
         (RUN.replace("--noise-multiplier 1", "--noise-multiplier 0"), "noise_multiplier"),
-        (RUN.replace("--noise-multiplier 1", "--noise-multiplier -1"), "noise_multiplier"),
-        (RUN.replace("--noise-multiplier 1", "--noise-multiplier nan"), "--noise-multiplier"),
         (RUN.replace("--noise-multiplier 1", "--noise-multiplier inf"), "--noise-multiplier"),
-        (RUN.replace("--delta 1e-5", "--delta 0"), "delta"),
         (RUN.replace("--delta 1e-5", "--delta 1"), "delta"),
-        (RUN.replace("--delta 1e-5", "--delta -1"), "delta"),
-        (RUN.replace("--delta 1e-5", "--delta nan"), "delta"),
-        (RUN.replace("epsilon", "delta").replace("--delta 1e-5", "--epsilon -1"), "epsilon"),
         (RUN.replace("epsilon", "delta").replace("--delta 1e-5", "--epsilon nan"), "epsilon"),
         (f"{RUN} --weights 1,2,3", "weights"),
-        (f"{RUN} --weights 0", "weights"),
         (f"{RUN} --weights 0,0,0,0,0,0,0,0,0,0", "weights"),
-        (f"{RUN} --weights 1,a", "--weights"),
         (f"{RUN} --weights 1 --momentum .9", "optimizer and weights"),
         (f"{RUN} --momentum 1", "momentum"),
         (f"{RUN} --nesterov", "nesterov"),
         (f"{RUN} --weight-decay .1", "--learning-rate"),
-        (f"{RUN} --learning-rate 0", "learning_rate"),
-        (f"{RUN} --averaging often", "--averaging"),
         (f"{RUN} --averaging 2", "averaging"),
         (f"{RUN} --optimizer adam --momentum .9", "--momentum belongs to --optimizer sgd, got adam"),
-        (f"{RUN} --optimizer adamw --averaging uniform", "--averaging belongs to --optimizer sgd, got adamw"),
         (f"{RUN} --beta1 .9", "--beta1 belongs to --optimizer adam or adamw, got none"),
-        (f"{RUN} --optimizer sgd --eps 1", "--eps belongs to --optimizer adam or adamw, got sgd"),
         (f"{RUN} --optimizer adam --beta2 1", "beta2"),
-        (f"{RUN} --optimizer lion", "optimizer"),
         (f"{RUN} --sampling bootstrap", "--sampling"),
-        (f"{RUN} --sampling full", "sample_rate"),
-        (f"{RUN} --epochs 3", "--epochs"),
         (f"{RUN} --colour", "--colour"),
         (f"{RUN} extra", "extra"),
     ],
 )
 def test_bad_values_are_refused_in_one_sentence_that_names_them(cli, command, word):
     assert word in cli.refusal(command)
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("epsilon", ["--noise-multiplier"]),
-        ("epsilon --noise-multiplier 1 --delta 1e-5", ["--steps", "--dataset-size"]),
-        ("epsilon --steps 1 --noise-multiplier 1 --delta 1e-5", ["--sample-rate", "--steps"]),
-        ("epsilon --dataset-size 9 --noise-multiplier 1 --delta 1e-5", ["--batch-size", "--epochs"]),
-        ("epsilon --dataset-size 9 --batch-size 10 --epochs 1 --noise-multiplier 1 --delta 1e-5", ["batch_size"]),
-        (RUN.replace("--delta 1e-5", ""), ["--delta"]),
-        (RUN.replace("--delta 1e-5", "--delta"), ["--delta"]),
-        ("leak", ["leak"]),
-        ("--colour", ["--colour"]),
-        ("reproduce", ["NAME"]),
-        ("reproduce figure99", ["figure99", "figure1"]),
-        ("reproduce figure1 --scale huge", ["--scale", "quick"]),
-    ],
-)
-def test_bad_usage_is_one_plain_sentence_too(cli, command, words):
-    refusal = cli.refusal(command)
-    assert all(word in refusal for word in words)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-import json
-
 import pytest
 
 import lastiterate as li
+from lastiterate.citation import risk_sentences
 
 RUN = "epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5"
 
@@ -19,7 +18,18 @@ def test_json_holds_the_run_and_the_analyses_of_python(cli):
         "composition": li.composition(run).epsilon(1e-5),
         "full_batch": li.full_batch(run).epsilon(1e-5),
         "max_over_steps": li.max_over_steps(run).epsilon(1e-5),
+        "risk": [
+            {
+                "baseline": each,
+                "guarantee": li.composition(run).risk(each),
+                "prediction": li.last_iterate(run).risk(each),
+            }
+            for each in (0.01, 0.1)
+        ],
     }
+    assert list(cli.json(RUN))[5:7] == ["composition", "last_iterate"]
+    mu = {"smallest_error": 1e-10, "guarantee": li.composition(run).mu(), "prediction": li.last_iterate(run).mu()}
+    assert cli.json(f"{RUN} --details")["mu"] == mu
 
 
 @pytest.mark.parametrize(
@@ -42,63 +52,46 @@ def test_releases_groups_neighbours_and_filters_are_options_and_fields_of_json(c
     assert answer["composition"] == li.composition(run).epsilon(1e-5)
 
 
-def test_what_is_printed_about_a_shuffled_run_can_be_typed(cli):
-    options = "epsilon --steps 300 --noise-multiplier 10 --delta 1e-5 --sampling shuffled"
-    answer = cli.json(f"{options} --sample-rate 1/3")
-    assert (answer["sample_rate"], answer["batches_per_epoch"], answer["neighbours"]) == (1 / 3, 3, "zero-out")
-    shown = " ".join(cli(f"{options} --sample-rate 1/3").stdout.split())
-    assert "sample rate 1/3, noise multiplier 10, shuffled batches, 3 batches per epoch" in shown
-    assert "Neighbours: replacing one example by one without gradient (zero-out)." in shown
-    assert "write 1/3" in cli.refusal(f"{options} --sample-rate 0.3333")
-    assert "--sample-rate must be a finite number" in cli.refusal(f"{options} --sample-rate 1/0")
-    assert cli.json(f"{options} --sample-rate 3/10 --batches-per-epoch 4")["batches_per_epoch"] == 4
-    assert "got 'add-remove'" in cli.refusal(f"{options} --sample-rate 1/3 --neighbours add-remove")
-    sizes = "epsilon --steps 12 --dataset-size 20 --batch-size 6 --noise-multiplier 1 --delta 1e-5 --sampling shuffled"
-    assert "last_batch must be 'keep' or 'drop'" in cli.refusal(sizes)
-    assert cli.json(f"{sizes} --last-batch keep")["batches_per_epoch"] == 4
-
-
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
 def test_composition_is_null_with_a_reason_where_it_is_not_valid(cli, sampling):
     answer = cli.json(f"{RUN} --sampling {sampling}")
     assert answer["composition"] is None
     assert "no_amplification" in answer["composition_reason"]
     assert answer["last_iterate"] == li.last_iterate(li.DPSGD(1000, 0.01, 1.0, sampling=sampling)).epsilon(1e-5)
-    table = cli(f"{RUN} --sampling {sampling}")
+    table = cli(f"{RUN} --sampling {sampling} --details")
     assert table.exit_code == 0
     assert "none" in table.stdout
+    assert "guaranteed  epsilon" in table.stdout
     assert "no amplification" in " ".join(table.stdout.split())
 
 
-def test_infinite_epsilon_is_null_with_a_reason(cli, monkeypatch):
-    monkeypatch.setattr("lastiterate.privacy.curve.PrivacyCurve.epsilon", lambda self, delta: float("inf"))
-    answer = cli.json(RUN)
-    assert answer["last_iterate"] is None
-    assert "larger than a floating-point number" in answer["last_iterate_reason"]
-
-
-def test_table_shows_three_analyses_in_order_and_labels_the_heuristic(cli):
+def test_the_answer_has_the_guarantee_then_the_prediction_then_the_risk(cli):
     result = cli(RUN)
+    lines = result.stdout.splitlines()
+    assert lines[2:5] == [
+        "guaranteed  epsilon 1.83 for every attack, even one that sees every step",
+        "predicted   epsilon 1.28 from the final model alone; a heuristic, no promise",
+        "",
+    ]
+    assert " ".join(lines[5:]) == " ".join(risk_sentences(li.DPSGD(1000, 0.01, 1.0)))
+    assert max(map(len, lines)) <= 80
+    assert "full batch" not in result.stdout
+
+
+def test_details_have_mu_with_its_range_and_all_analyses_with_their_assumptions(cli):
+    result = cli(f"{RUN} --details")
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "\x1b" not in result.stdout
     rows = [line for line in result.stdout.splitlines() if line.startswith(("last", "composition", "full"))]
-    assert [row.split()[0] for row in rows] == ["last", "composition", "full"]
-    assert "(heuristic)" in rows[0]
-    assert "1.2778" in rows[0]
+    assert [row.split()[0] for row in rows] == ["composition", "last", "full"]
+    assert "(heuristic)" in rows[1]
+    assert "1.2778" in rows[1]
+    assert "Mu of Gaussian DP, where both error rates are at least 1e-10: 0.523 (predicted: 0.348)." in " ".join(
+        result.stdout.split()
+    )
     assert "predicts, does not guarantee" in " ".join(result.stdout.split())
     assert all(line == line.rstrip() for line in result.stdout.splitlines())
-
-
-def test_delta_command_answers_deltas(cli):
-    answer = cli.json("delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1")
-    run = li.DPSGD(1000, 0.01, 1.0)
-    assert answer["epsilon"] == 1.0
-    for name in ("last_iterate", "composition", "full_batch", "max_over_steps"):
-        assert answer[name] == getattr(li, name)(run).delta(1.0)
-    table = cli("delta --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --epsilon 1").stdout
-    assert "delta" in table
-    assert "heuristic" in table
 
 
 def test_the_sentence_stands_in_the_place_of_the_table_and_is_a_key_of_json(cli):
@@ -124,22 +117,6 @@ def test_epsilon_and_delta_predict_for_adam_and_say_what_that_is(cli):
     assert cli.json(f"delta {ADAM_RUN} --epsilon 1 {options}")["prediction"] == f"an {WHAT}"
     for command in (f"epsilon {ADAM_RUN} --delta 1e-5 {options}", f"delta {ADAM_RUN} --epsilon 1 {options}"):
         assert WHAT in " ".join(cli(command).output.split())
-
-
-def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, tmp_path):
-    store = tmp_path / "adam.sqlite"
-    run = "--steps 5 --sample-rate .1 --noise-multiplier 1 --optimizer adamw --learning-rate .01"
-    audit = f"audit --model logistic {run} --models 8 --method gdp --store {store}"
-    found = cli.json(audit)
-    assert found["optimizer"]["name"] == "adamw"
-    assert found["prediction"] == f"an {WHAT}"
-    assert 0.0 < found["second_moment"]["noise_share"] < 1.1
-    assert any("Adam's second moment" in caveat for caveat in found["caveats"])
-    again = cli.json(f"report {store} --method gdp")
-    assert again["second_moment"] == found["second_moment"]
-    assert again["optimizer"] == found["optimizer"]
-    assert WHAT in " ".join(cli(f"report {store} --method gdp").output.split())
-    assert json.dumps(again)
 
 
 @pytest.mark.parametrize("analysis", ["last-iterate", "composition", "full-batch"])

@@ -1,9 +1,10 @@
-import math
+import time
 
 import numpy as np
 import pytest
 
 import lastiterate as li
+from lastiterate.auditing.load_evidence import _read_plain, read_scores
 
 KEYS = [
     "epsilon",
@@ -45,21 +46,6 @@ def test_json_is_the_estimate(cli, scores):
     found = li.estimate(generator.normal(3.0, 1.0, 200), generator.normal(size=200), 1e-4, 0.9, threshold=1.5)
     assert all(answer[key] == getattr(found, key) for key in KEYS if key != "caveats")
     assert tuple(answer["caveats"]) == found.caveats
-
-
-def test_infinite_values_are_null_with_a_reason(cli, tmp_path):
-    file = write(tmp_path / "apart.csv", [math.inf] * 99, [-math.inf] * 99)
-    family = f"estimate {file} --method last-iterate --steps 2 --sample-rate .5 --threshold 0"
-    answer = cli.json(family)
-    assert answer["epsilon"] is None
-    assert "without noise" in answer["epsilon_reason"]
-    assert answer["noise_multiplier"] == 0.0
-    assert "without noise" in " ".join(cli(family).stdout.split())
-    same = cli.json(f"estimate {write(file, [0.0], [0.0])} --method gdp")
-    assert (same["epsilon"], same["noise_multiplier"]) == (0.0, None)
-    one_run = cli.json(f"estimate {file} --method one-run")
-    assert one_run["fpr_upper"] is None
-    assert one_run["fpr_upper_reason"]
 
 
 def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cli, tmp_path):
@@ -117,3 +103,32 @@ def test_bad_files_are_refused_in_one_sentence(cli, tmp_path, text, words):
     file.write_text(text, encoding="utf-8")
     refusal = cli.refusal(f"estimate {file}")
     assert all(word in refusal for word in words)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("header", ["world,score", "coin,score,note,world"])
+def test_a_plain_file_is_read_twice_as_fast_with_the_same_scores(tmp_path, header, ending):
+    plain, other = tmp_path / "plain.csv", tmp_path / "other.csv"
+    cells = {name: [f"{name}{i}" for i in range(60_000)] for name in ("coin", "note")}
+    cells |= {"world": ["in", "out", "out"] * 20_000, "score": [f"{i / 7 - 3000!r}" for i in range(60_000)]}
+    rows = zip(*(cells[name] for name in header.split(",")), strict=True)
+    text = ending.join([header, *map(",".join, rows)])
+    plain.write_text(text, newline="")
+    other.write_text(text.replace("out", '"out"'), newline="")
+    seconds, found = [], []
+    for path in (plain, other):
+        began = time.process_time()
+        found.append(read_scores(path, one_run="coin" in header))
+        seconds.append(time.process_time() - began)
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    assert seconds[0] < seconds[1] / 2.0
+
+
+@pytest.mark.parametrize(
+    "row", ["in,1e999", "in,1_0", " in,1", "in,1,2", "in,inf", "in", "", "in,\u0661", "IN,1", '"in",1']
+)
+def test_files_that_are_not_plain_are_left_to_the_reader_with_messages(tmp_path, row):
+    path = tmp_path / "scores.csv"
+    path.write_text(f"world,score\nin,1\n{row}\nout,0\n", encoding="utf-8")
+    assert _read_plain(path, one_run=False) is None

@@ -31,3 +31,13 @@ def test_a_full_stream_never_looks_like_a_refuted_claim(words, full, status):
         others = {name: subprocess.DEVNULL for name in ("stdout", "stderr") if name not in full}
         ended = subprocess.run([sys.executable, "-m", "lastiterate", *words], check=False, **streams, **others)
     assert ended.returncode == status
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, "x y " * 25_000])
+@pytest.mark.parametrize("words", [["epsilon", "--steps"], ["audit", "--data"], ["audit", "--attack"], ["report"]])
+def test_long_values_are_cut_in_messages(words, value):
+    ended = subprocess.run(
+        [sys.executable, "-m", "lastiterate", *words, value], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 2
+    assert 200 < len(ended.stderr) < 800

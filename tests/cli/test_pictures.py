@@ -70,21 +70,3 @@ def test_a_process_that_draws_and_is_killed_is_one_sentence(tmp_path):
     assert "last iterate (heuristic)" in output
     assert "ended by SIGKILL" in errors
     assert errors.count("\n") == 1
-
-
-def test_scripts_of_pages_are_kept_and_believed_only_if_whole_and_ones_own(tmp_path, monkeypatch):
-    from lastiterate.plot.page_assets import keep_scripts, kept_scripts
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert kept_scripts("vega") is None
-    keep_scripts("vega", b"let x = 1;")
-    assert kept_scripts("vega") == "let x = 1;"
-    (file,) = tmp_path.rglob("*.js")
-    file.chmod(0o666)
-    assert kept_scripts("vega") is None
-    file.chmod(0o644)
-    file.write_bytes(file.read_bytes().replace(b"1;", b"2;"))
-    assert kept_scripts("vega") is None
-    keep_scripts("vega", b"let x = 1;")
-    assert kept_scripts("vega") == "let x = 1;"

@@ -19,16 +19,6 @@ def test_rows_hold_noise_and_the_three_analyses_for_each_batch_size_guarantee_fi
             assert row[each] == getattr(li, each)(run).epsilon(1e-5)
 
 
-def test_shuffled_plan_is_guaranteed_by_no_amplification_and_says_why_not_by_composition(cli):
-    answer = cli.json(f"{PLAN} --sampling shuffled --last-batch keep")
-    assert {row["analysis"] for row in answer["rows"][:3]} == {"no_amplification"}
-    assert all(row["composition"] is None and row["composition_reason"] for row in answer["rows"])
-    shown = cli(f"{PLAN} --sampling shuffled --last-batch keep").stdout
-    assert shown.count("No composition: sampling must be 'poisson' or 'full'") == 1
-    assert "No amplification is a guarantee." in shown
-    assert max(map(len, shown.splitlines())) <= 80
-
-
 def test_a_table_for_each_analysis_has_a_row_for_each_batch_size_and_the_heuristic_is_labelled(cli):
     result = cli(PLAN)
     assert result.exit_code == 0

@@ -68,7 +68,10 @@ def test_a_missing_extra_is_one_sentence(command, tmp_path):
     code = f"import sys\nsys.modules['equinox'] = None\nfrom lastiterate.cli.app import app\napp({command.split()!r})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == 'training needs equinox, which is not installed: pip install "lastiterate[audit]"\n'
+    assert (
+        result.stderr
+        == 'training needs equinox, which is not installed: pip install ".[audit]" in a clone of lastiterate\n'
+    )
 
 
 HEAVY = ["scipy", "jax", "torch", "transformers", "altair", "pandas"]

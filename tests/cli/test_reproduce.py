@@ -1,5 +1,3 @@
-import pytest
-
 from lastiterate.paper.reproduce import figure1, figure2
 
 KEYS = ["panel", "steps", "sample_rate", "noise_multiplier", "last_iterate", "composition", "full_batch"]
@@ -22,23 +20,6 @@ def test_pictures_go_into_the_folder_that_was_asked_for(cli, tmp_path):
     assert (tmp_path / "new" / "figure1.png").read_bytes().startswith(b"\x89PNG")
     assert "figure1.png" in result.stdout.replace("\n", "")
     assert "heuristic" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("figure1 --store x", "--store does not apply to figure1"),
-        ("figure3 --data x --models 5", "--data does not apply to figure3: it takes --models"),
-        ("figure3 --engine ray", "--engine does not apply to figure3"),
-        ("figure2 --address here", "--address and --gpus belong to --engine ray"),
-        ("figure2 --scale full", "data must be given at scale full"),
-        ("table2 --data nowhere.npz", "nowhere.npz"),
-        ("table2 --models 0", "models must be"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(cli, tmp_path, monkeypatch, command, words):
-    monkeypatch.chdir(tmp_path)
-    assert words in cli.refusal(f"reproduce {command} --json")
 
 
 def test_ctrl_c_says_how_to_resume(stopped):

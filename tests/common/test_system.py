@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lastiterate.common.search import bisect, first_integer
+from lastiterate.common.search import bisect, doubled, first_integer
 from lastiterate.common.system import kept_memory
 
 SCRIPT = """
@@ -63,6 +63,11 @@ def test_the_first_integer_is_found_and_neither_end_is_tried_again(first):
     assert first_integer(holds, -1, 100) == first
     assert len(tried) <= 7
     assert not {-1, 100} & set(tried)
+
+
+@pytest.mark.parametrize(("first", "short", "found"), [(1.0, 5.0, 8.0), (3.0, 2.0, 3.0), (1.0, math.nan, 1.0)])
+def test_doubling_ends_at_the_first_number_that_is_not_known_to_be_too_short(first, short, found):
+    assert doubled(lambda x: x < short, first) == found
 
 
 def test_a_bracket_of_real_numbers_ends_where_it_is_told_to():

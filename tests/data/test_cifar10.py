@@ -92,39 +92,17 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path, protoco
     ("batch", "said"),
     [
         ([1, 2], "must hold a dictionary, got list"),
-        ({}, "must hold a list as labels, got nothing"),
         ({"labels": [0]}, "must hold an array as data, got nothing"),
         ({"labels": [0], "data": [1, 2]}, "must hold an array as data, got list"),
-        ({"labels": [0], "data": np.dtype("u1")}, "must hold an array as data, got something else"),
-        ({"labels": (0,), "data": cifar_batch(0, 1)[0]}, "must hold a list as labels, got tuple"),
         (
             {"labels": ["a"], "data": cifar_batch(0, 1)[0]},
             "must hold class numbers as labels, got a list with other values",
         ),
-        (
-            {"labels": [-1], "data": cifar_batch(0, 1)[0]},
-            "must hold class numbers as labels, got a list with other values",
-        ),
-        (
-            {"labels": [True], "data": cifar_batch(0, 1)[0]},
-            "must hold class numbers as labels, got a list with other values",
-        ),
         ({"labels": [10], "data": cifar_batch(0, 1)[0]}, "must hold labels in 0..9, got 10"),
-        ({"labels": [0, 1], "data": cifar_batch(0, 1)[0]}, "must hold one label for each of its 1 images, got 2"),
         ({"labels": [0], "data": np.zeros((1, 3072))}, "must hold uint8 as data, got another type"),
-        ({"labels": [0], "data": np.zeros((1, 3072), np.int8)}, "must hold uint8 as data, got another type"),
-        ({"labels": [0], "data": np.array([[None]])}, "must hold uint8 as data, got another type"),
         (
             {"labels": [0], "data": np.zeros((1, 99), np.uint8)},
             "must hold images of 3072 bytes, got data of shape (1, 99)",
-        ),
-        (
-            {"labels": [], "data": np.zeros((0, 3072), np.uint8)},
-            "must hold images of 3072 bytes, got data of shape (0, 3072)",
-        ),
-        (
-            {"labels": [0], "data": np.zeros(3072, np.uint8)},
-            "must hold data with two axes and one byte per element, got other data",
         ),
     ],
 )

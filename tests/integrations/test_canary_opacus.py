@@ -70,10 +70,6 @@ def test_opacus_draws_the_canary_at_the_rate_of_its_loader_and_clips_it():
     assert len(set(counts)) > 3
 
 
-def test_shuffled_batches_have_the_canary_once_an_epoch():
-    assert [times(trained(CANARY, seed, epochs=3, poisson_sampling=False)) for seed in range(5)] == [3] * 5
-
-
 def test_without_a_canary_nothing_moves():
     assert all(not moved.any() for moved in trained(False, epochs=3).values())
 
@@ -88,17 +84,6 @@ def test_the_norm_is_clipped_layer_by_layer_where_opacus_does_so():
     norms = [CLIP_NORM] * 4
     moved = trained(CANARY, clipping="per_layer", max_grad_norm=norms, poisson_sampling=False, batch_size=EXAMPLES)
     assert all(float(leaf.norm()) == pytest.approx(RATE * CLIP_NORM, rel=1e-4) for leaf in moved.values())
-
-
-def test_an_optimizer_that_never_sees_gradients_of_examples_is_refused():
-    from opacus.optimizers import DPOptimizerFastGradientClipping
-
-    model = torch.nn.Linear(2, 2)
-    ghost = DPOptimizerFastGradientClipping(
-        torch.optim.SGD(model.parameters(), lr=1.0), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4
-    )
-    with pytest.raises(ValueError, match="optimizer must be Opacus' DPOptimizer"):
-        plant(CANARY, model, ghost, None)
 
 
 def test_another_loader_than_the_planted_one_is_noticed():

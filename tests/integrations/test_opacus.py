@@ -1,7 +1,5 @@
 """Opacus' accountant: the heuristic of the steps it has recorded, and a warning that it is one."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -41,29 +39,6 @@ def test_opacus_trains_with_the_accountant(opacus, digits):
     assert len(engine.accountant) == 30
     assert engine.get_epsilon(DELTA) == pytest.approx(last_iterate(run).epsilon(DELTA), rel=1e-12)
     assert DPSGD.from_opacus(engine, loader=private[2]) == run
-
-
-@trains
-def test_opacus_finds_the_noise_for_an_epsilon_at_once(opacus, digits, calibrating):
-    engine, target = engine_of(opacus), {"target_epsilon": 3.0, "target_delta": DELTA, "epochs": 3}
-    start = time.perf_counter()
-    private = make_private(engine, digits, *model_and_optimizer(), **target)
-    assert time.perf_counter() - start < 2.0
-    train(*private, steps=30)
-    assert 3.0 - 0.01 <= engine.get_epsilon(DELTA) <= 3.0
-    assert DPSGD.from_opacus(engine, loader=private[2]).noise_multiplier == private[1].noise_multiplier
-
-
-def test_an_accountant_is_restored_from_its_state(opacus):
-    from opacus.accountants import create_accountant
-
-    accountant, restored = create_accountant("last_iterate"), create_accountant("last_iterate")
-    for noise in (1.0, 1.0, 2.0, 1.0):
-        accountant.step(noise_multiplier=noise, sample_rate=0.1)
-    assert accountant.history == [(1.0, 0.1, 2), (2.0, 0.1, 1), (1.0, 0.1, 1)]
-    restored.load_state_dict(accountant.state_dict())
-    assert len(restored) == 4
-    assert restored.get_epsilon(delta=DELTA, alphas=[2.0]) == accountant.get_epsilon(DELTA)
 
 
 @trains

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lastiterate.lm.example_gradients import ExampleGradients, clip_factors
 from lastiterate.lm.hub import load_model
-from tests.lm.conftest import SIZES, SLIDING_WINDOW
+from tests.lm.conftest import SLIDING_WINDOW
 
 TOLERANCE = 1e-5  # some hundred roundings of float32, in units of the largest entry of the gradient
 FAMILIES = ["tiny_llama", "tiny_llama_untied", "tiny_gemma2"]
@@ -129,31 +129,6 @@ def test_the_clipped_sum_is_the_same_for_every_microbatch(case, microbatch, writ
     assert gradients.microbatch == microbatch
 
 
-@pytest.mark.parametrize("family", ["Llama", "GPT2"])
-def test_checkpointing_leaves_out_dropout_as_a_model_in_use_does(family):
-    assert_same_with_checkpointing(family, **DROPOUTS[family])
-
-
-DROPOUTS: dict[str, dict[str, Any]] = {
-    "Llama": dict(SIZES, attention_dropout=0.5),
-    "GPT2": dict(vocab_size=64, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5),
-    "OPT": dict(vocab_size=64, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, dropout=0.5),
-    "Bloom": dict(vocab_size=64, hidden_size=16, n_layer=2, n_head=2, hidden_dropout=0.5),
-}
-
-
-def assert_same_with_checkpointing(family, **sizes):
-    config = getattr(transformers, f"{family}Config")(**sizes)
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    start = {name: value.detach() for name, value in model.named_parameters()}
-    ids = torch.arange(5, 20)
-    expected = ExampleGradients(model, start, 15).one(start, ids)
-    found = ExampleGradients(model, start, 15, checkpointing=True).one(start, ids)
-    assert_close(found, {name: value.double().numpy() for name, value in expected.items()})
-
-
 def test_a_model_that_looks_at_its_data_is_computed_one_example_at_a_time(case, monkeypatch):
     inner, calls = case.model.forward, []
 
@@ -207,15 +182,3 @@ def test_clip_factors_are_those_of_numpy_and_1_where_there_is_no_gradient(clip_n
     expected = np.minimum(1.0, clip_norm / np.where(norms > 0, norms, 1e-300))
     assert found.numpy() == pytest.approx(expected, rel=1e-6)  # some roundings of float32
     assert (norms * found.numpy() <= clip_norm * (1 + 1e-6)).all()
-
-
-def moved(case):
-    """The model as it is, and parameters as they are after some steps."""
-    start = {name: 1.2 * value for name, value in case.start.items()}
-    reference = copy.deepcopy(case.model)
-    with torch.no_grad():
-        for name, value in reference.named_parameters():
-            value.copy_(start[name])
-    found = [alone(reference, row[:length]) for row, length in zip(case.tokens, case.lengths, strict=True)]
-    losses, expected = zip(*found, strict=True)
-    return case.changed(start=start, losses=np.array(losses), expected=list(expected))

@@ -17,7 +17,7 @@ from lastiterate.common.validation import LEAST_NOISE
 from lastiterate.lm.dp_sgd import TextTrainer, batches
 from lastiterate.lm.example_gradients import ExampleGradients
 from lastiterate.lm.hub import load_model
-from tests.shuffling import epoch_length
+from lastiterate.privacy.mixtures.law import participation_rate
 from tests.training.reference import clip, dp_sgd
 
 FALSE_ALARM = 1e-4
@@ -179,15 +179,23 @@ def test_poisson_batches_have_every_slot_with_the_sample_rate_and_independently(
         assert stats.binomtest(int(both), (steps - 1) * slots, rate**2).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize(("slots", "rate"), [(12, 0.25), (10, 0.34), (7, 1.0), (3, 0.2)])
-def test_shuffled_batches_have_every_slot_once_an_epoch(slots, rate):
-    length = epoch_length(rate)
-    drawn = list(
-        batches(DPSGD(3 * length, rate, 1.0, "shuffled", batches_per_epoch=length), slots, np.random.default_rng(4))
-    )
-    for epoch in range(3):
-        whole = np.concatenate(drawn[epoch * length : (epoch + 1) * length])
-        assert sorted(whole.tolist()) == list(range(slots))
+def test_balls_in_bins_have_every_slot_in_one_uniform_batch_of_an_epoch():
+    drawn = list(batches(DPSGD(4 * 3000, 0.25, 1.0, "balls-in-bins"), 7, np.random.default_rng(4)))
+    whole = [np.concatenate(drawn[first : first + 4]) for first in range(0, len(drawn), 4)]
+    assert all(sorted(epoch.tolist()) == list(range(7)) for epoch in whole)
+    bins = np.array([next(place for place in range(4) if 3 in drawn[first + place]) for first in range(0, 12000, 4)])
+    assert stats.chisquare(np.bincount(bins, minlength=4)).pvalue > FALSE_ALARM
+
+
+def test_truncated_batches_are_poisson_batches_of_limited_size():
+    run = DPSGD(6000, 0.4, 1.0, "truncated-poisson", max_batch_size=3, dataset_size=6)
+    drawn = list(batches(run, 6, np.random.default_rng(4)))
+    assert max(map(len, drawn)) == 3
+    chances = stats.binom.pmf(np.arange(7), 6, 0.4)
+    observed = np.bincount([len(batch) for batch in drawn])
+    assert stats.chisquare(observed, 6000 * np.append(chances[:3], chances[3:].sum())).pvalue > FALSE_ALARM
+    used = sum(4 in batch for batch in drawn)
+    assert stats.binomtest(used, 6000, participation_rate(run)).pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize("canary", CANARIES, ids=["long", "short"])
@@ -249,16 +257,6 @@ def test_updates_below_the_resolution_of_bfloat16_add_up(averaging, expected):
 @pytest.fixture(scope="module")
 def problem(tiny_llama, tiny_texts):
     return lm.TextProblem.of(tiny_llama, tiny_texts, 0.2, longest=16)
-
-
-def test_the_second_moment_is_noise_where_there_is_much_of_it(problem):
-    run = li.DPSGD(4, 0.5, 4.0, optimizer=li.Adam(1e-3))
-    found = lm.second_moment(run, problem, progress=False)
-    assert found.steps == (1, 2, 3, 4)
-    assert found.noise == (16.0, 16.0, 16.0, 16.0)
-    assert 0.9 < found.noise_share < 1.1
-    little = lm.second_moment(run.replace(noise_multiplier=0.01), problem, progress=False)
-    assert little.busy_noise_share < little.noise_share < 0.1
 
 
 def test_an_audit_with_adam_reports_it(problem, tmp_path):

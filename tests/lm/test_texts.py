@@ -1,6 +1,5 @@
 """Files of texts and dialogues, each format from a file as small as it can be."""
 
-import gzip
 import json
 
 import pytest
@@ -47,14 +46,6 @@ def test_json_lines_with_messages_keep_their_roles(tmp_path):
 def test_plain_texts_are_separated_by_blank_lines(tmp_path):
     path = write(tmp_path, "\ufeff\na\n b\n\n \t\n\nc\r\n\n")
     assert read_texts(path) == Texts(("a\n b", "c"), "text")
-
-
-@pytest.mark.parametrize("content", [CONVAI2, '{"text": "a"}\n{"text": "b"}\n', "a\n\nb\n", "a\nb"])
-def test_every_format_may_be_compressed(tmp_path, content):
-    plain = write(tmp_path, content)
-    packed = tmp_path / "some.txt.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_texts(packed) == read_texts(plain)
 
 
 BROKEN = {

@@ -22,14 +22,6 @@ def tokenizer(tiny_llama):
     return load_tokenizer(tiny_llama)
 
 
-def test_texts_are_encoded_as_the_tokenizer_does_with_its_special_tokens(tokenizer):
-    found = encode(tokenizer, ["i like cat", "yes\nno"])
-    assert [ids.tolist() for ids in found] == [
-        [BEGIN, *numbers("i", "like", "cat")],
-        [BEGIN, *numbers("yes", "\n", "no")],
-    ]
-
-
 def test_examples_are_cut_at_the_end_and_padded_with_zeros_on_the_right():
     found = pad([[1, 7, 8], [1, 9], [1, 5, 6, 7, 8, 9]], 4)
     assert found.ids.tolist() == [[1, 7, 8, 0], [1, 9, 0, 0], [1, 5, 6, 7]]

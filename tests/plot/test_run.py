@@ -46,22 +46,6 @@ def test_a_web_page_needs_no_network(tmp_path, chart):
     assert len(page) > 200_000
 
 
-def test_an_existing_picture_is_replaced_and_survives_a_failure(tmp_path, chart):
-    path = tmp_path / "picture.svg"
-    path.write_text("old")
-
-    class Broken:
-        def to_dict(self):
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        save(Broken(), path)
-    assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    save(chart, path)
-    assert path.read_text().startswith("<svg")
-
-
 def test_the_run_is_drawn_at_prefixes_that_end_with_it(drawn):
     rows = drawn["hconcat"][0]["data"]["values"]
     last = {row["analysis"]: row["epsilon"] for row in rows if row["steps"] == 100}

@@ -36,7 +36,7 @@ COLUMNS = {
 
 def combinations():
     """The names of rows and columns, and the run; epochs are of four steps."""
-    samplings = ("poisson", "fixed", "shuffled", "full")
+    samplings = ("poisson", "balls-in-bins", "fixed", "shuffled", "full")
     for sampling, optimizer, releases in itertools.product(samplings, OPTIMIZERS, RELEASES):
         for column, fields in COLUMNS.items():
             rate = 1.0 if sampling == "full" else 0.25
@@ -47,7 +47,7 @@ def combinations():
 
 def correlated():
     """The same for correlated noise. Full batches cannot be apart."""
-    samplings = ("poisson", "fixed", "shuffled", "full")
+    samplings = ("poisson", "balls-in-bins", "fixed", "shuffled", "full")
     for sampling, optimizer, released in itertools.product(samplings, EQUAL | OPTIMIZERS, CORRELATED):
         if (sampling, released) == ("full", "one, 2 apart"):
             continue

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -30,7 +31,6 @@ def train(seed, canary):
     time.sleep(0.05)
     return random.Random(seed).gauss(0.5 * canary, 1.0)
 """
-TRAINED_BEFORE_LAST = 0.4  # the share of the training that all killed sessions together are meant to get done
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,15 @@ class Kill:
     after: float
     before: int
     stored: int
-    crafted: bool
+    planned: int
+
+    @property
+    def is_between(self) -> bool:
+        """Whether this session had stored trials of its own, and the last trial was not yet stored."""
+        return self.before < self.stored < self.planned
 
     def __str__(self) -> str:
-        where = f"{self.before} -> {self.stored} trials" if self.crafted else "before the canary was crafted"
-        return f"killed after {self.after:5.2f} s: {where}"
+        return f"killed after {self.after:5.2f} s: {self.before} -> {self.stored} of {self.planned} trials"
 
 
 def start(store: Path, options: list[str], folder: Path, **more: Any) -> subprocess.Popen[str]:
@@ -73,20 +77,21 @@ def limiting(resource: str = "", most: int = 0) -> list[str]:
 
 def finish(audit: subprocess.Popen[str]) -> str:
     """What an audit prints in the end."""
-    output, errors = audit.communicate()
+    output, said = audit.communicate()
+    errors = without_progress(said)
     if audit.returncode or errors:
         raise AssertionError(f"the audit exits with {audit.returncode} and says {errors!r}")
     return output
 
 
+def without_progress(said: str) -> str:
+    """Drop the lines that a long command prints every 15 seconds."""
+    return re.sub(r"^\[\d+ s\] .*\n", "", said, flags=re.MULTILINE)
+
+
 def trials(store: Path) -> list[tuple[object, ...]]:
     """All trials that are stored, but for how long they took."""
     return _rows(store, "SELECT model, world, score, quality FROM trials ORDER BY model, world")
-
-
-def is_crafted(store: Path) -> bool:
-    """Whether the store has a canary."""
-    return bool(_rows(store, "SELECT 1 FROM audit WHERE name = 'crafted'"))
 
 
 def report(store: Path, *options: str) -> dict[str, object]:
@@ -112,27 +117,30 @@ def run_killed(
 ) -> tuple[Path, list[Kill]]:
     """An audit that is killed so many times, and then finished.
 
-    By a coin, a kill comes at any moment until there are new trials or, once there is a canary, at any moment after so
-    many new ones. Trials and not seconds are counted, as a machine may be busier now than before.
+    Five of six kills come once the session has stored a random number of new trials, and a random part of the time
+    between two commits later; the others at any moment before. Trials and not seconds are counted, as a machine may be
+    busier now than before.
     """
     store, cache, generator = folder / "killed.sqlite", folder / "cache-killed", random.Random(seed)
-    most = max(1, int(4.0 * TRAINED_BEFORE_LAST * len(trials(undisturbed.store)) / count))
+    planned = len(trials(undisturbed.store))
+    most = max(1, int(1.5 * planned / (count + 1)))
+    gap = (undisturbed.seconds - undisturbed.start_up) / max(1, len(_rows(undisturbed.store, "SELECT 1 FROM chunks")))
     kills: list[Kill] = []
     while len(kills) < count:
         before, began = len(trials(store)), time.monotonic()
-        enough, patience = 1, generator.uniform(0.0, undisturbed.start_up)
-        if generator.random() < 0.5 and is_crafted(store):
-            enough, patience = generator.randint(1, most), math.inf
+        enough, patience = generator.randint(1, most), math.inf
+        if generator.random() < 1 / 6:
+            enough, patience = 1, generator.uniform(0.0, undisturbed.start_up)
         audit = start(store, options, cache, **more)
         while audit.poll() is None and time.monotonic() - began < patience and len(trials(store)) < before + enough:
-            time.sleep(0.01)
-        time.sleep(generator.uniform(0.0, 0.2))
+            time.sleep(0.005)
+        time.sleep(generator.uniform(0.0, min(gap, 0.5)))
         audit.kill()
         _, errors = audit.communicate()
         if audit.returncode == 0:  # it was done before
             break
         assert audit.returncode == -signal.SIGKILL, f"it broke by itself, {audit.returncode}: {errors}"
-        kills.append(Kill(time.monotonic() - began, before, len(trials(store)), is_crafted(store)))
+        kills.append(Kill(time.monotonic() - began, before, len(trials(store)), planned))
         print(f"{len(kills):3}  {kills[-1]}", flush=True)
     finish(start(store, options, cache, **more))
     return store, kills
@@ -178,10 +186,9 @@ def main() -> None:
         store, kills = run_killed(folder, options, undisturbed, asked.kills, asked.seed)
         compare(undisturbed.store, store)
         stored = len(trials(store))
-    training = sum(kill.stored > kill.before for kill in kills)
-    early = sum(not kill.crafted for kill in kills)
+    between = sum(kill.is_between for kill in kills)
     print(
-        f"{len(kills)} kills, {early} before the canary was crafted, {training} after new trials were stored; "
+        f"{len(kills)} kills, {between} between the first and the last trial; "
         f"{stored} trials: none lost, none twice, scores and report identical to the last bit"
     )
     if len(kills) < asked.kills:

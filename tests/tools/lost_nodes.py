@@ -36,13 +36,14 @@ KINDS = ("trainer", "digits", "language model")
 HARMS = ("node", "own raylet", "gcs", "head")
 # Seconds instead of a minute until a lost head is noticed, and instead of a quarter of one for a lost node.
 QUICK = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5", "RAY_health_check_period_ms": "1000"}
+PATIENT = {"RAY_raylet_start_wait_time_s": "300"}  # on a machine that does other things as well
 
 
 class Nodes:
     """A cluster of this machine: a head that computes nothing, and two nodes of a core."""
 
     def __init__(self) -> None:
-        os.environ.update(QUICK, PYTHONPATH=SOURCE)  # which Ray's processes read
+        os.environ.update(QUICK | PATIENT, PYTHONPATH=SOURCE)  # which Ray's processes read
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})

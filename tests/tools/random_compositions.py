@@ -1,12 +1,13 @@
 """Composition of random runs against dp-accounting's optimistic and pessimistic bounds: value, bracket and time.
 
-    python -m tests.tools.random_compositions [RUNS] [SEED]
+    python -m tests.tools.random_compositions --runs 500 --seed 1
 
 draws runs with 2 to 1e9 steps, sample rates from 1e-6 to 0.9, noise from 0.3 to 20 and delta from 1e-14 to 0.1. Where
 privacy loss distributions cannot be had (many steps, large losses, a delta below the error of their transforms), the
 value must lie between the proved ends and these must be close. About a second a run, most of it dp-accounting's.
 """
 
+import argparse
 import math
 import sys
 import time
@@ -110,4 +111,7 @@ def main(runs: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(int(argument) for argument in (sys.argv[1:] + ["500", "1"][len(sys.argv) - 1 :]))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    sys.exit(main(**vars(parser.parse_args())))

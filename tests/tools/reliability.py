@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,17 @@ from tests.tools.kill_and_resume import (
     run_undisturbed,
     start,
     trials,
+    without_progress,
 )
 from tests.tools.lost_nodes import SOURCE, Nodes, survive, write_subject
 from tests.tools.malformed import flip_many
+from tests.web.running import Running
 
 QUICK = ["--method", "clopper-pearson"]
-SHARES = {"trainer": 30, "exact draws": 20, "shipped model": 18, "language model": 14, "one run": 12, "Ray": 6}
+# Exact draws, and canaries of one run, are stored all at once: no kill comes between their first and last trial.
+SHARES = {"trainer": 64, "anytime": 50, "two workers": 20, "shipped model": 22, "language model": 20}
+SHARES |= {"exact draws": 12, "one run": 12}
+KILLS_AN_AUDIT = 8
 SUSPEND = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 UNHEARD = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGPIPE, signal.SIGXFSZ}
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -83,6 +89,7 @@ class Row:
     cases: int = 0
     failures: list[str] = field(default_factory=list)
     skipped: str = ""
+    between: int = 0  # kills between the first and the last trial
 
     @contextmanager
     def case(self, name: str) -> Iterator[None]:
@@ -97,6 +104,11 @@ class Row:
     @property
     def outcome(self) -> str:
         return self.skipped or (f"{len(self.failures)} FAILED" if self.failures else "held")
+
+    @property
+    def counted(self) -> str:
+        """How many cases there are, and how many of them between the first and the last trial."""
+        return f"{self.cases} ({self.between} between)" if self.between else str(self.cases)
 
 
 class Place:
@@ -117,10 +129,10 @@ class Place:
         """The command of a small audit of this kind."""
         if kind == "language model":
             return [*write_subject(kind, self.folder), *QUICK]
-        if kind in ("trainer", "Ray"):
+        if kind in ("trainer", "anytime", "two workers"):
             (self.folder / "mine.py").write_text(TRAINER)
-            ray = ["--engine", "ray", "--address", "local"] if kind == "Ray" else []
-            return ["audit", "--trainer", "mine.py:train", "--models", "16", *QUICK, *ray]
+            more = ["--anytime"] if kind == "anytime" else QUICK
+            return ["audit", "--trainer", "mine.py:train", "--models", "16", *more]
         if kind == "exact draws":
             return [*OPTIONS, "--attack", "adversarial", "--steps", "50", "--models", "4000", *QUICK]
         if kind == "one run":
@@ -156,29 +168,77 @@ def a_place() -> Iterator[Place]:
 
 
 def kills(count: int, seed: int, shares: dict[str, int] = SHARES) -> list[Row]:
-    """Kill audits of all kinds with signal 9, resume them, and compare with undisturbed ones."""
+    """Kill audits with signal 9 while ``watch`` reads them, resume them, and compare with undisturbed ones."""
     rows = []
     for kind, share in shares.items():
         row = Row(f"kill -9: {kind}", "same trials to the last bit, none twice, same report, nothing left")
-        with a_place() as place, row.case("all"):
+        with workers(kind) as ray, a_place() as place, row.case("all"):
             row.cases = 0
-            _kill_audits(place, kind, max(1, round(count * share / sum(shares.values()))), seed, row)
+            _kill_audits(place, kind, ray, max(1, round(count * share / sum(shares.values()))), seed, row)
         rows.append(row)
     return rows
 
 
-def _kill_audits(place: Place, kind: str, count: int, seed: int, row: Row) -> None:
+def _kill_audits(place: Place, kind: str, ray: list[str], count: int, seed: int, row: Row) -> None:
     options = place.options(kind)
     undisturbed = run_undisturbed(place.folder, options, **place.more)
-    for attempt in range(10 * count):
-        if row.cases >= count:
-            return
-        folder = place.subfolder(f"killed-{attempt}")
-        store, done = run_killed(folder, options, undisturbed, count - row.cases, seed + attempt, **place.more)
-        row.cases += len(done)
-        place.check_clean(store)
-        compare(undisturbed.store, store, *(QUICK if QUICK[0] in options else []))
-    raise AssertionError(f"{10 * count} audits were done before {count} kills")
+    with read_by_watch(place.folder):
+        for attempt in range(10 * count):
+            if row.cases >= count:
+                break
+            folder = place.subfolder(f"killed-{attempt}")
+            wanted = min(KILLS_AN_AUDIT, count - row.cases)
+            store, done = run_killed(folder, [*options, *ray], undisturbed, wanted, seed + attempt, **place.more)
+            row.cases += len(done)
+            row.between += sum(kill.is_between for kill in done)
+            place.check_clean(store)
+            compare(undisturbed.store, store, *(QUICK if QUICK[0] in options else []))
+    assert row.cases >= count, f"{10 * count} audits were done before {count} kills"
+
+
+@contextmanager
+def workers(kind: str) -> Iterator[list[str]]:
+    """Options of the engine. Two workers are two nodes of Ray on this machine."""
+    if kind != "two workers":
+        yield []
+        return
+    cluster = Nodes()
+    try:
+        yield ["--engine", "ray", "--address", cluster.address]
+    finally:
+        cluster.close()
+
+
+@contextmanager
+def read_by_watch(folder: Path) -> Iterator[None]:
+    """Read the list and the pages of all stores in a folder all the time, and raise if an answer is a fault."""
+    watch, done, faults = Running("watch", str(folder), patience=600.0), threading.Event(), list[str]()
+
+    def read_list() -> None:
+        with suppress(OSError, ValueError), watch.events("/api/audits/events") as events:
+            while not done.is_set() and events.readline():
+                pass
+
+    def read_pages() -> None:
+        while not done.wait(10.0):
+            for store in sorted(folder.rglob("killed.sqlite"))[-1:]:
+                try:
+                    status, answer = watch.json("/api/audits/one", store=store.relative_to(folder).as_posix())
+                except OSError as error:
+                    status, answer = 0, repr(error)
+                if status not in (200, 404):  # 404: it has just been removed or is not yet there
+                    faults.append(f"{status}: {answer}")
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (read_list, read_pages)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        threads[1].join()
+        watch.stop()
+    assert not faults, faults[:3]
 
 
 @contextmanager
@@ -225,7 +285,7 @@ def _send(place: Place, options: list[str], undisturbed: Undisturbed, number: in
     if number in SUSPEND:
         time.sleep(0.3)
         audit.send_signal(signal.SIGCONT)
-    _, said = audit.communicate(timeout=120)
+    said = without_progress(audit.communicate(timeout=120)[1])
     status = 0 if number in SUSPEND | UNHEARD else STOPPED.get(signal.Signals(number), -number)
     assert audit.returncode == status or (audit.returncode == 0 and not early), f"status {audit.returncode}: {said}"
     sentence = r"stopped(; the scores so far are in .*: the same command resumes)?\n"
@@ -256,7 +316,7 @@ def _lose(place: Place, folder: Path, options: list[str], damage: Callable[[Path
     while len(trials(store)) < after and audit.poll() is None:
         time.sleep(0.01)
     damage(store)
-    _, said = audit.communicate(timeout=120)
+    said = without_progress(audit.communicate(timeout=120)[1])
     assert audit.returncode == 3, f"status {audit.returncode}: {said}"
     told = re.fullmatch(
         r"the store '.*' was [^\n]* while the audit ran: its (\d+) trials are now in '(.*)', and the same .*\n", said
@@ -278,7 +338,7 @@ def disks(seed: int, count: int = 8) -> list[Row]:
             with row.case(f"{size} bytes"):
                 store = place.folder / f"{number}.sqlite"
                 audit = start(store, options, place.folder / "cache", **limited)
-                _, said = audit.communicate(timeout=120)
+                said = without_progress(audit.communicate(timeout=120)[1])
                 assert (audit.returncode, said.count("\n")) in ((3, 1), (0, 0)), f"status {audit.returncode}: {said}"
                 finish(start(store, options, place.folder / "cache", **place.more))
                 place.check_clean(store)
@@ -295,7 +355,7 @@ def writers(count: int = 5) -> list[Row]:
             with row.case(str(number)):
                 store = place.folder / f"{number}.sqlite"
                 audits = [start(store, options, place.folder / "cache", **place.more) for _ in range(3)]
-                said = [audit.communicate(timeout=120)[1] for audit in audits]
+                said = [without_progress(audit.communicate(timeout=120)[1]) for audit in audits]
                 statuses = sorted(audit.returncode for audit in audits)
                 assert statuses in ([0, 2, 2], [0, 0, 2], [0, 0, 0]), f"{statuses}: {said}"  # 0, once one is done
                 assert all(re.fullmatch(busy, each) for each in said if each), said
@@ -352,14 +412,14 @@ def nodes(cases: list[tuple[str, str]] = NODES) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """What held, for people."""
     width = max(len(row.part) for row in rows)
-    lines = [f"{row.part:{width}}  {row.cases:5}  {row.outcome:9}  {row.checked}" for row in rows]
+    lines = [f"{row.part:{width}}  {row.counted:18}  {row.outcome:9}  {row.checked}" for row in rows]
     failures = [f"FAILED {failure}" for row in rows for failure in row.failures]
-    return "\n".join([f"{'part':{width}}  cases  outcome    checked", *lines, *failures])
+    return "\n".join([f"{'part':{width}}  {'cases':18}  outcome    checked", *lines, *failures])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="some parts, with commas between them")
     asked = parser.parse_args()
@@ -377,11 +437,8 @@ def main() -> None:
     if unknown := set(chosen) - set(parts):
         parser.error(f"--only must name parts out of {', '.join(parts)}, got {', '.join(sorted(unknown))}")
     os.environ["PYTHONPATH"] = SOURCE  # also to those who work in other folders
-    for number in (
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGHUP,
-    ):  # which nohup and & have ignored, here and in children
+    # which nohup and & have ignored, here and in children
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     rows = [row for name in chosen for row in parts[name]()]
     print(table(rows))

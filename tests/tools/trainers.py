@@ -120,13 +120,19 @@ class Numpy:
         rate = float(np.broadcast_to(run.sample_rate, run.steps)[min(step, run.steps - 1)])
         if self.fault == "sample rate":
             rate = min(1.0, rate * self.size)
-        sampling = {"shuffled instead": "shuffled"}.get(str(self.fault), run.sampling)
+        sampling = {"poisson instead": "poisson", "shuffled instead": "shuffled", "bins instead": "balls-in-bins"}.get(
+            str(self.fault), run.sampling
+        )
         if sampling == "poisson":
             drawn = np.flatnonzero(rng.random(places) < rate)
         elif sampling == "full":
             drawn = np.arange(places)
         elif sampling == "fixed":
             drawn = rng.permutation(places)[: round(rate * places)]
+        elif sampling == "balls-in-bins":
+            if step % round(1.0 / rate) == 0:
+                order[:] = rng.integers(0, round(1.0 / rate), places)
+            drawn = np.flatnonzero(order == step % round(1.0 / rate))
         else:
             length = int(1.0 / rate) if self.fault == "drop last" else epoch_length(rate)
             if step % length == 0:

@@ -4,10 +4,10 @@ Scores are drawn directly, in one dimension: of a last iterate S + N against N, 
 or of many canaries in one run. Runs, sizes, confidences, thresholds and claims differ from audit to audit; every
 verdict comes from the function by which reports judge.
 
-    python -m tests.tools.year_of_audits [correct, faulty and powerless audits: 1000 1000 500]
+    python -m tests.tools.year_of_audits --audits 1000 1000 500
 """
 
-import sys
+import argparse
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -262,7 +262,9 @@ def year(correct: int, faults: int, weak: int, seed: int = 0) -> Year:
 
 
 if __name__ == "__main__":
-    found = year(*(int(each) for each in sys.argv[1:4] or (1000, 1000, 500)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--audits", type=int, nargs=3, default=(1000, 1000, 500), help="correct, faulty, powerless")
+    found = year(*parser.parse_args().audits)
     print(f"correct trainings: {dict(found.correct)}; violations allowed: {found.allowed:.0f} +- {found.spread:.0f}")
     for title, sorts in (("faulty trainings", found.faulty), ("audits without power", found.powerless)):
         for name, verdicts in sorts.items():

@@ -109,27 +109,6 @@ def test_a_convolution_written_as_patches_times_kernel_is_a_sum_of_products(laye
     assert form.leaves[0].terms == np.prod(patches) // (6 if len(kernel) == 2 else np.prod(patches[1:]))
 
 
-def test_a_convolution_as_patches_of_an_image_is_that_of_jax():
-    images, kernel = per_example(1, 1, 6, 6, 2), array(2, 3, 3, 2, 4)
-    order = ("NHWC", "HWIO", "NHWC")
-
-    def patches(image):
-        found = jax.lax.conv_general_dilated_patches(image, (3, 3), (1, 1), "VALID", dimension_numbers=order)
-        return found.reshape(16, 2, 3, 3)
-
-    def by_patches(kernel, image):
-        return squared(jnp.einsum("pcab,abco->po", patches(image), kernel))
-
-    def by_jax(kernel, image):
-        return squared(jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID", dimension_numbers=order))
-
-    assert forms(by_patches, kernel, images) == [Product]
-    assert forms(by_jax, kernel, images) == [Plain]
-    np.testing.assert_allclose(
-        jax.grad(by_patches)(kernel, images[0]), jax.grad(by_jax)(kernel, images[0]), rtol=1e-10, atol=1e-12
-    )
-
-
 def standardised(w):
     return (w - w.mean()) / w.std()
 

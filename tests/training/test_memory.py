@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from lastiterate.common.system import cache_folder
-from lastiterate.training.trainer import LEAST_BLOCK, choose_chunk_size, largest_block, working_bytes
+from lastiterate.training.trainer import choose_chunk_size, working_bytes
 
 PROGRAM = """
 import numpy as np
@@ -22,11 +22,6 @@ print(train(run, problems.mlp(digits()), models=4, chunk_size=2).flat().sum())
 def test_a_chunk_moves_through_no_more_than_the_working_memory():
     size = choose_chunk_size(100_000, 2_000, 50, models=10_000, workers=2)
     assert size * (100_000 + 50 * 2_000) <= working_bytes() < (size + 1) * (100_000 + 50 * 2_000)
-
-
-def test_a_block_shrinks_with_the_size_of_examples_down_to_the_least():
-    assert largest_block(1_000, 1, False) > largest_block(10_000, 1, False) > LEAST_BLOCK
-    assert largest_block(10**12, 1, False) == largest_block(10**12, 1, True) == LEAST_BLOCK
 
 
 def run_program(**environment: str) -> str:

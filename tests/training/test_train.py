@@ -53,20 +53,6 @@ def test_models_worlds_and_seeds_all_have_randomness_of_their_own():
     assert (distances + 10 * np.eye(6) > 1.0).all()  # noise alone has norm about 0.1 * sqrt(20 * 66) = 3.6
 
 
-def test_losses_may_depend_on_the_step_and_on_randomness_of_their_own():
-    def gradient(parameters, example, moment):
-        flip = jax.random.bernoulli(moment.key, 0.5)
-        return jnp.where(flip, 1.0, 0.0) * jax.nn.one_hot(moment.step, 5)
-
-    problem = Problem(jnp.zeros(5), np.zeros((400, 1), np.float32), gradient=gradient)
-    run = li.DPSGD(5, 1.0, 1e-9, sampling="full", optimizer=li.SGD(1.0))
-    heads = -train(run, problem, models=40).flat()
-    assert heads == pytest.approx(np.round(heads), abs=1e-4)
-    assert heads.mean() == pytest.approx(200, abs=4 * 10 / np.sqrt(200))
-    assert heads.std() == pytest.approx(10, rel=4 / np.sqrt(400))
-    assert abs(np.corrcoef(heads.T) - np.eye(5)).max() < 4.5 / np.sqrt(40)
-
-
 def test_a_regulariser_with_a_gradient_that_is_none_is_applied_unclipped():
     """The paper's pathological regulariser shifts coordinates: m'_1 = 0, m'_(i+1) = v m_i."""
 

@@ -29,7 +29,8 @@ class Answer:
 class Running:
     """``lastiterate explore`` or ``watch`` in a process of its own, on any port that is free."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, patience: float = PATIENCE) -> None:
+        self.patience = patience
         source = str(Path(lastiterate.__file__).parents[1])
         environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -63,7 +64,7 @@ class Running:
             yield response
 
     def _connect(self, path: str, headers: dict[str, str], method: str) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience)
         connection.putrequest(method, path, skip_host="Host" in headers)
         if "Cookie" not in headers:
             connection.putheader("Cookie", f"lastiterate-{self.port}={self.token}")

@@ -1,7 +1,6 @@
 """The pages in a real browser: Chromium, as it is installed. Where there is none, these tests are skipped."""
 
 import contextlib
-import json
 import re
 import shutil
 import subprocess
@@ -135,22 +134,6 @@ def test_an_answer_that_comes_late_never_replaces_a_newer_one(visit):
             route.continue_()
     page.wait_for_timeout(500)
     assert value(page, "last_iterate") == expected(noise_multiplier=1.1)["last_iterate"]
-
-
-def test_a_list_that_was_read_before_never_takes_an_audit_back(visit, server):
-    page = visit("/audits")
-    page.locator("#rows tr[data-state=finished]").wait_for()
-    with server.events("/api/audits/events") as stream:
-        news = json.loads(stream.readline().removeprefix(b"data: "))
-    (row,) = news["rows"]
-    row |= {"done": 3, "read": row["read"] - 60, "state": "running"}
-    old = f"retry: 100\ndata: {json.dumps(news)}\n\n"  # told again and again
-    page.route("**/api/audits/events", lambda route: route.fulfill(body=old, content_type="text/event-stream"))
-    page.goto(f"{server.address}/audits?store=deep/exact.sqlite")
-    sync_api.expect(page.locator("body")).to_have_attribute("data-done", "120", timeout=PATIENCE)
-    page.wait_for_timeout(500)
-    assert page.locator("#progress progress").evaluate("bar => bar.value") == 120
-    sync_api.expect(page.locator("#state")).to_contain_text("finished")
 
 
 def test_errors_stand_beside_their_fields_and_go_again(visit):

@@ -165,19 +165,6 @@ def next_rows(events):
     return json.loads(line[6:])["rows"]
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_scores_are_binned_by_the_server(tmp_path):
-    from lastiterate.web.audit_answers import detail
-
-    run = li.DPSGD(steps=10, sample_rate=0.5, noise_multiplier=2.0)
-    path = tmp_path / "many.sqlite"
-    li.audit(run, None, Adversarial("exact"), models=50_000, store=path, methods=["clopper-pearson"], progress=False)
-    found = detail(str(path), "many.sqlite", 446)
-    assert found["done"] == 100_000
-    assert len(json.dumps(found)) < 400_000
-    assert [figure["name"] for figure in found["figures"]] == ["scores", "errors", "waterfall", "growth"]
-
-
 def test_what_takes_too_long_ends_and_the_next_question_is_answered():
     async def asked():
         workers = Workers(1, 6.0)

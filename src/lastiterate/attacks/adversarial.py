@@ -1,7 +1,7 @@
 """Gradient-space attack on adversarial data: all other gradients are zero, and the canary's gradient is constant.
 
 Only the canary and the noise move the model, so that the heuristic is exact and the attack is optimal. The last iterate
-is either trained step by step or drawn directly from its distribution, which is much faster.
+is either trained step by step, or drawn directly from its distribution. Drawing is much faster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
-    from lastiterate.training import Problem
+    pass
 
 _MOST_SLOTS = 10_000
 
@@ -64,10 +64,10 @@ class Adversarial(BringsProblem):
         why = "only the prediction would be drawn, not what Adam does; use iterates='trained' (adversarial-trained)"
         return Support("the attack Adversarial('exact')", (features | {SEPARATION}) - {ADAM}, {ADAM: why})
 
-    def craft(self, run: DPSGD, problem: Problem | None, references: References) -> Facts:
+    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
         return facts_of(run)
 
-    def arm(self, run: DPSGD, problem: Problem | None, facts: Facts) -> Armed:
+    def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
         from lastiterate.training import GradientCanary, problems
 
         canary = GradientCanary(np.array([10.0 * run.clip_norm], np.float32))
@@ -99,8 +99,10 @@ def facts_of(run: DPSGD) -> Facts:
 
 def _others(run: DPSGD) -> int:
     """Return the number of zero gradients to add, so that batches can have exactly the run's sample rate."""
-    if run.sampling in ("poisson", "full"):
+    if run.sampling in ("poisson", "balls-in-bins", "full"):
         return 0
+    if run.dataset_size is not None:
+        return run.dataset_size - run.group_size
     rate = float(np.max(run.sample_rate))
     slots = np.arange(1, _MOST_SLOTS + 1)
     whole = np.abs(rate * slots - np.rint(rate * slots)) < 1e-9
@@ -121,6 +123,6 @@ def sample_scores(run: DPSGD, present: ArrayLike, generator: np.random.Generator
     law = law_of(run)
     scores = generator.standard_normal(here.size)
     scores[here] += law.sample(int(here.sum()), generator) / law.noise
-    if run.neighbours == "replace":
+    if run.is_mirrored:
         scores[~here] -= law.sample(int((~here).sum()), generator) / law.noise
     return scores

@@ -69,7 +69,7 @@ class Displacement:
         weights = share / variance
         weights /= weights @ share
         spread = float(np.sqrt(weights**2 @ variance) / unit)
-        pulled = law.mean / law.noise * unit if run.neighbours == "replace" else 0.0
+        pulled = law.mean / law.noise * unit if run.is_mirrored else 0.0
         return {
             "weights": weights.tolist(),
             "centre": float(moved.mean(axis=0) @ weights) + pulled,
@@ -87,7 +87,7 @@ class Displacement:
         variance = _apart(measured, 1.0, share**2 * known.mean(), count)
         weights = share / variance
         weights /= weights @ share
-        pulled = np.array([0.0 if law is None or run.neighbours != "replace" else law.mean / law.noise for law in laws])
+        pulled = np.array([0.0 if law is None or not run.is_mirrored else law.mean / law.noise for law in laws])
         return {
             "releases": run.release_count,
             "weights": weights.tolist(),
@@ -147,7 +147,7 @@ def _in_order(canary: PyTree, parameters: PyTree) -> PyTree:
 
 def _known(run: DPSGD, law: Law) -> float:
     """Return the variance that the replacement example adds in models without the canary, in units of the noise."""
-    return law.variance / law.noise**2 if run.neighbours == "replace" else 0.0
+    return law.variance / law.noise**2 if run.is_mirrored else 0.0
 
 
 def _apart(measured: FloatArray, stated: float, known: FloatArray, count: int) -> FloatArray:

@@ -81,7 +81,7 @@ class InputSpace:
         ]
         centre, unit = float(worlds[0].mean()), float(worlds[0].std(ddof=1))
         distance = float(worlds[1].mean() - centre)
-        if run.neighbours == "replace":  # either example shifts the mean by half, and adds variance
+        if run.is_mirrored:  # either example shifts the mean by half, and adds variance
             distance *= 0.5
             centre += distance
             known = (distance / law.mean) ** 2 * law.variance
@@ -168,7 +168,7 @@ def _chosen(run: DPSGD, losses: FloatArray, index: IntArray | None, labels: IntA
         worst = np.argsort(-wrong.max(axis=1), kind="stable")[: run.group_size]
         chosen = {"index": index[worst], "label": wrong[worst].argmax(axis=1), "replacement": labels[index[worst]]}
         facts = {name: value.tolist() if run.group_size > 1 else value.tolist()[0] for name, value in chosen.items()}
-    if run.neighbours != "replace":
+    if not run.is_mirrored:
         del facts["replacement"]
     return facts
 

@@ -19,7 +19,6 @@ from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.common.validation import per_step
 from lastiterate.features import ADAM, AVERAGING, COMBINATIONS, LINEAR, Support, require_supported, reveals_every_step
-from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.losses.mixture_loss import mixture_of
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.released_blocks import BLOCKS, laws_in_order, released_laws
@@ -38,7 +37,7 @@ def sample_released_scores(
     run: DPSGD, present: BoolArray, generator: np.random.Generator, signal: float = 1.0, noise: float = 1.0
 ) -> FloatArray:
     """Draw scores with the canary and without it; ``signal`` and ``noise`` are as in ``LikelihoodRatio``."""
-    mirrored = run.neighbours == "replace"
+    mirrored = run.is_mirrored
     total = np.zeros(present.size)
     for count, law in released_laws(run):
         shown = law.scaled(1.0, law.noise / signal)
@@ -60,7 +59,7 @@ def released_ratios(run: DPSGD, seen: FloatArray, signal: float = 1.0) -> FloatA
             blocks.setdefault(id(law), (law, []))[1].append(column)
     for law, columns in blocks.values():
         shown, there = law.scaled(1.0, law.noise / signal), seen[:, columns]
-        ratios = block_ratio(shown, there.ravel(), mirrored=run.neighbours == "replace")
+        ratios = block_ratio(shown, there.ravel(), mirrored=run.is_mirrored)
         total += ratios.reshape(there.shape).sum(axis=1)
     return total
 
@@ -112,7 +111,7 @@ def noise_unit(run: DPSGD) -> float:
 def recovered_gradients(run: DPSGD, iterates: FloatArray) -> FloatArray:
     """Return the gradients of all steps, [models, steps], from a parameter at all iterates, [models, steps + 1]."""
     sgd = run.optimizer
-    assert is_sgd(sgd)
+    assert sgd is not None
     rates = np.broadcast_to(per_step("learning_rate", sgd.learning_rate, run.steps), run.steps)
     if not rates.all():
         raise ValueError("learning_rate must not be 0 at any step for the likelihood ratio: that step shows nothing")

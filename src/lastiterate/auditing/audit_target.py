@@ -16,6 +16,7 @@ from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.auditing.user_code import import_file, is_python
 from lastiterate.common.errors import AttackFailed, TrainerFailed, guarded
 from lastiterate.common.types import IntegerArray, RealArray
+from lastiterate.common.validation import told
 from lastiterate.optimizer import SGD, is_sgd
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
@@ -87,8 +88,8 @@ def with_defaults(
         run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=momentum))
     if calibrated:
         return run
-    if not examples or run.sampling not in ("poisson", "full"):
-        why = "the default noise, for epsilon 8 by composition, is only for Poisson sampling"
+    if not examples or run.guarantee != "composition":
+        why = "the default noise, for epsilon 8 by composition, is only for other sampling"
         raise ValueError(f"noise_multiplier must be given for a trainer, and for shuffled or fixed-size batches: {why}")
     return _calibrated(run)
 
@@ -126,7 +127,7 @@ def users_attack(where: str) -> object:
         pass
     except TypeError as error:
         must = "attack must be an instance, or a class that needs no arguments"
-        raise ValueError(f"{must}, got {where!r}: {error}") from None
+        raise ValueError(f"{must}, got {told(where)}: {error}") from None
     return guarded(named, f"the making of {where!r}", AttackFailed)
 
 
@@ -134,7 +135,7 @@ def _imported(what: str, where: str) -> tuple[Path, str, ModuleType]:
     path, _, name = where.rpartition(":")
     file = Path(path)
     if not path or not name.isidentifier():
-        raise ValueError(f"{what} must be FILE.py:NAME, got {where!r}")
+        raise ValueError(f"{what} must be FILE.py:NAME, got {told(where)}")
     if not file.is_file():
         raise ValueError(f"{what} must be in a file that exists, got {str(file)!r}")
     if not is_python(file):

@@ -25,7 +25,7 @@ from lastiterate.auditing.user_code import Code, globals_of, is_installed, is_ou
 from lastiterate.common.validation import number, one_of
 from lastiterate.compare_analyses import run_fields
 from lastiterate.mechanism import SAMPLINGS
-from lastiterate.optimizer import SGD, Adam, is_sgd
+from lastiterate.optimizer import SGD, Adam
 from lastiterate.run import DPSGD
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
@@ -67,8 +67,8 @@ def describe_run(run: DPSGD) -> dict[str, Plain]:
     described.pop("batches_per_epoch", None)
     if run.neighbours == SAMPLINGS[run.sampling].neighbours:
         described.pop("neighbours", None)
-    if is_sgd(run.optimizer) and isinstance(sgd := described["optimizer"], dict):
-        described["optimizer"] = {name: value for name, value in sgd.items() if name != "name"}
+    if isinstance(optimizer := described.get("optimizer"), dict) and optimizer["name"] == SGD.name:
+        del optimizer["name"]
     return described
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from lastiterate.auditing.stores.audit_record import ABOUT, Crafted
 from lastiterate.auditing.stores.store import MemoryStore, Store
 from lastiterate.citation import guaranteed, released_by, risk_sentences, risks_of, seen_by
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
+from lastiterate.common.errors import not_installed
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import written_number
 from lastiterate.compare_analyses import run_fields
@@ -239,7 +241,7 @@ def check_target(path: Location) -> Path:
     if target.suffix.lower() not in FORMATS:
         raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {str(target)!r}")
     if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-        raise ValueError('Parquet needs pyarrow, which is not installed: pip install "lastiterate[parquet]"')
+        raise ValueError(not_installed("Parquet", "pyarrow", "parquet"))
     check_writable(target, "export")
     return target
 
@@ -256,10 +258,12 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
     With ``one_run``, each row is a canary, and a column ``coin`` or ``canary`` must not repeat a value.
     """
     worlds = {"in": array("d"), "out": array("d")}
+    size = find(path, "file").stat().st_size
+    if size > most_bytes(PARSED):
+        raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
+    if (plain := _read_plain(path, one_run)) is not None:
+        return plain
     try:
-        size = find(path, "file").stat().st_size
-        if size > most_bytes(PARSED):
-            raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(_lines(path, file))
             header = [name.strip() for name in next(rows, [])]
@@ -285,6 +289,40 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
         if not scores:
             raise ValueError(f"{str(path)!r} must hold scores of both worlds, in and out, but has none of world {name}")
     return np.array(worlds["in"]), np.array(worlds["out"])
+
+
+_NUMBER = rb"[+-]?(?:[0-9]{1,400}+\.?[0-9]{0,400}+|\.[0-9]{1,400}+)(?:[eE][+-]?[0-9]{1,9}+)?"
+_PLAIN_CELLS = {"world": rb"(?:in|out)", "score": _NUMBER}
+_OTHER_CELL = rb"[!#-+\--~]{1,400}+"  # without blanks, quotes and commas
+_BLOCK = 2**20  # bytes that are parsed at once
+
+
+def _read_plain(path: Path, one_run: bool) -> tuple[FloatArray, FloatArray] | None:
+    """Return the scores of a file in the plainest form, ten times as fast as ``csv``, or None for any other file."""
+    with path.open("rb") as file:
+        header = file.readline(_LONGEST_SHOWN).decode("ascii", "replace").rstrip("\r\n").split(",")
+        coins = [header.index(name) for name in _COINS if name in header]
+        if len(header) != len(set(header)) or not {"world", "score"} <= set(header) or (coins and not one_run):
+            return None
+        world, score = header.index("world"), header.index("score")
+        line = b",".join(_PLAIN_CELLS.get(name, _OTHER_CELL) for name in header)
+        lines = re.compile(rb"(?:%b\n)*+" % line)
+        worlds, scores = [np.zeros(0, bool)], [np.zeros(0)]
+        tossed: list[set[bytes]] = [set() for _ in coins]
+        while block := file.read(_BLOCK) + file.readline(_BLOCK):
+            block = block.replace(b"\r\n", b"\n").removesuffix(b"\n") + b"\n"
+            if not lines.fullmatch(block):
+                return None
+            cells = block.replace(b"\n", b",").split(b",")[:-1]
+            worlds.append(np.array(cells[world :: len(header)]) == b"in")
+            scores.append(np.array([float(cell) for cell in cells[score :: len(header)]]))
+            for coin, used in zip(coins, tossed, strict=True):
+                used.update(cells[coin :: len(header)])
+    present, values = np.concatenate(worlds), np.concatenate(scores)
+    is_new = all(len(used) == len(values) for used in tossed)
+    if not is_new or not np.isfinite(values).all() or present.all() or not present.any():
+        return None
+    return values[present], values[~present]
 
 
 def _lines(path: Path, file: TextIOWrapper) -> Iterator[str]:

@@ -103,7 +103,7 @@ def audit(
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction, fault)
     ends = read_until(until)
     if ends is not None and validity != "anytime":
-        raise ValueError(f"validity must be 'anytime' with until, got {validity!r}")
+        raise ValueError(f"validity must be 'anytime' with until, got {told(validity)}")
     if progress is not None:
         boolean("progress", progress)
     if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):
@@ -263,7 +263,7 @@ class _Session:
         return refuted is not None, first.epsilon
 
     def _look(self) -> str:
-        evidence, anytime = evidence_in(self.store), self.question.validity == "anytime"
+        evidence, anytime = evidence_in(self.store), self.question.is_anytime
         if evidence.present.all() or not evidence.present.any():
             return ""
         estimates = self._estimates(evidence, "anytime" if anytime and evidence.prefix else "fixed")

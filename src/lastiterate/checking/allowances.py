@@ -25,11 +25,12 @@ class Allowances:
         pattern: relative deviation within which advice names a known pattern. Verdicts do not depend on it.
         rounding: multiple of the size of rounding errors below which an effect counts as none.
         whole: distance from whole numbers, at all seeds, below which counts of batches are these numbers.
-        spare: factor on planned numbers of seeds, because the normal law of a count is approximate.
         unseen: probability that the planned one-step pairs never show the canary.
         equal: distance between models that counts as none, in units of the noise between two models: sums that are
             not always taken in one order differ by roundings.
-        most_seeds: largest number of one-step pairs that are trained to find the canary in a batch.
+        short: number of steps up to which more trainings of the declared length are made than the given models.
+        most_seeds: largest number of one-step pairs that are trained to count the canary's batches.
+        most_copies: largest number of one-step pairs that are trained to find several copies in a batch.
     """
 
     power: float = 0.8
@@ -44,10 +45,11 @@ class Allowances:
     pattern: float = 0.03
     rounding: float = 10.0
     whole: float = 0.1
-    spare: float = 1.5
     unseen: float = 0.003
     equal: float = 1e-4
-    most_seeds: int = 512
+    short: int = 5
+    most_seeds: int = 1024
+    most_copies: int = 256
 
     def __post_init__(self) -> None:
         for field in fields(self):

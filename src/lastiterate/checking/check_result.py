@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from xml.etree import ElementTree
 
 from lastiterate.common.system import late
 from lastiterate.common.types import JsonObject
 from lastiterate.common.types import Row as PlainRow
-from lastiterate.formatting import describe, printable, spell
+from lastiterate.formatting import Table, describe, printable, spell
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -52,17 +52,32 @@ class Row:
         """The name, with the tensor if there is one."""
         return f"{self.name} of {self.tensor}" if self.tensor else self.name
 
+    def finds(self, smallest_fault: str) -> Row:
+        """Return the row with the smallest fault that it would have found."""
+        return replace(self, smallest_fault=smallest_fault)
+
+    def fault(self, advice: str) -> Row:
+        """Return the row as a fault."""
+        return replace(self, status="fault", advice=advice)
+
+    def undecided(self, why: str, needs: str) -> Row:
+        """Return the row as one that cannot be decided."""
+        return replace(self, status="cannot tell", advice=why, needs=needs)
+
+    def skipped(self, why: str) -> Row:
+        """Return the row as one that does not apply."""
+        return replace(self, status="not checked", advice=why, needs="")
+
     def plain(self) -> PlainRow:
         """Return the row for JSON. Infinity, which JSON lacks, is None."""
-        return {
-            "name": self.name,
-            "tensor": self.tensor,
-            **{each: _finite(getattr(self, each)) for each in ("measured", "declared", "low", "high")},
-            "status": self.status,
-            "smallest_fault": self.smallest_fault or None,
-            "needs": self.needs or None,
-            "advice": self.advice,
-        }
+        fields = {name: _plain(value) for name, value in asdict(self).items()}
+        return {**fields, "smallest_fault": self.smallest_fault or None, "needs": self.needs or None}
+
+
+def _plain(value: str | float | None) -> str | float | None:
+    if value is None or isinstance(value, str):
+        return value
+    return float(value) if math.isfinite(value) else None
 
 
 def judged(
@@ -85,10 +100,6 @@ def not_checked(name: str, why: str, tensor: str | None = None) -> Row:
 def cannot_tell(name: str, declared: float | None, why: str, needs: str = "") -> Row:
     """Return a row without a measurement."""
     return Row(name, None, None, declared, None, None, "cannot tell", why, "", needs)
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 _ORDER: tuple[Status, ...] = ("fault", "cannot tell", "ok", "not checked")
@@ -119,8 +130,8 @@ class CheckResult:
         """The rows that are faults."""
         return self._of("fault")
 
-    def _of(self, status: Status) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.status == status)
+    def _of(self, *statuses: Status) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.status in statuses)
 
     @property
     def verdict(self) -> Status:
@@ -173,44 +184,39 @@ class CheckResult:
         chart: LayerChart | VConcatChart = late("plot.check:check_chart")(self)
         return chart
 
+    def table(self, title: str) -> Table:
+        """Return the rows, the advice on faults and undecided rows, and the summary."""
+        cells = []
+        for row in self.rows:
+            numbers = (row.measured, row.declared, row.low, row.high)
+            written = ("" if value is None else spell(value) for value in numbers)
+            cells.append([row.title, *written, row.smallest_fault, row.status])
+        told = [f"{row.status.capitalize()}: {row.title}: {row.advice}." for row in self._of("fault", "cannot tell")]
+        notes = [*dict.fromkeys(told), *self.notes, self.sentence, self.error_sentence]
+        header = ("what", "measured", "declared", "low", "high", "would have found", "status")
+        return Table(title, header, cells, {1, 2, 3, 4}, notes)
+
     def __str__(self) -> str:
-        header = ("", "tensor", "measured", "declared", "interval", "would have found", "status")
-        cells = [header, *(_cells(row) for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in cells]
-        told = [f"{row.title}: {row.advice}." for row in self.rows if row.advice and row.status != "not checked"]
-        parts = [describe(self.run), "", *lines, "", *told, *self.notes, self.sentence, self.error_sentence]
-        return "\n".join(line.rstrip() for line in parts)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    number = spell_or_none
-    interval = "" if row.low is None or row.high is None else f"{number(row.low)} to {number(row.high)}"
-    numbers = number(row.measured), number(row.declared), interval
-    return row.name, row.tensor or "", *numbers, row.smallest_fault, row.status
-
-
-def spell_or_none(value: float | None) -> str:
-    """Return a number for people; an empty string for None."""
-    return "" if value is None else spell(value)
+        table = self.table(describe(self.run))
+        lines = [table.header, *table.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join([table.title, "", *(line.rstrip() for line in text), "", *map(str, table.notes)])
 
 
 def junit(result: CheckResult) -> bytes:
     """Return a JUnit file with one test case a row. A fault is a failure; undecided and unchecked rows are skipped."""
-    skipped = [row for row in result.rows if row.status in ("cannot tell", "not checked")]
-    counts = {"tests": len(result.rows), "failures": len(result.faults), "errors": 0, "skipped": len(skipped)}
-    suite = ElementTree.Element("testsuite", {"name": "lastiterate check", **{k: str(v) for k, v in counts.items()}})
+    skipped = str(sum(row.status in ("cannot tell", "not checked") for row in result.rows))
+    counts = {"tests": str(len(result.rows)), "failures": str(len(result.faults)), "errors": "0", "skipped": skipped}
+    suite = ElementTree.Element("testsuite", {"name": "lastiterate check", **counts})
     for row in result.rows:
         name = printable(f"{row.name}: {row.tensor}" if row.tensor else row.name)
         case = ElementTree.SubElement(suite, "testcase", {"classname": "lastiterate.check", "name": name})
-        numbers = f"measured {row.measured}, declared {row.declared}, interval {row.low} to {row.high}"
-        found = f"would have found: {row.smallest_fault}" if row.smallest_fault else ""
-        message = printable(f"{row.status}: {row.advice}")
-        if row.status == "fault":
-            ElementTree.SubElement(case, "failure", {"message": message}).text = numbers
-        elif row.status != "ok":
-            ElementTree.SubElement(case, "skipped", {"message": message})
-        if found:
-            ElementTree.SubElement(case, "system-out").text = printable(found)
+        if row.status != "ok":
+            kind = "failure" if row.status == "fault" else "skipped"
+            part = ElementTree.SubElement(case, kind, {"message": printable(f"{row.status}: {row.advice}")})
+            part.text = f"measured {row.measured}, declared {row.declared}, interval {row.low} to {row.high}"
+        if row.smallest_fault:
+            ElementTree.SubElement(case, "system-out").text = printable(f"would have found: {row.smallest_fault}")
     written: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
     return written

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from lastiterate.common.types import FloatArray
-from lastiterate.optimizer import SGD, is_adam
+from lastiterate.mechanism import SAMPLINGS
+from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
-from lastiterate.privacy.mixtures.law import epoch_length
+from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
 
-_MOST_DRAWN = 200  # steps of different weights that are drawn one by one; more are a normal number (central limit)
+_MOST_DRAWN = 10**8  # numbers that are drawn one by one; the sum of more terms is a normal number (central limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +60,12 @@ class Declared:
     def last_momentum(self) -> float:
         """Share of the last but one step that momentum repeats in the last."""
         sgd = self.run.optimizer
-        if not isinstance(sgd, SGD):
+        if not is_sgd(sgd):
             return 0.0
         rates = np.broadcast_to(np.asarray(sgd.learning_rate, np.float64), (self.run.steps,))
         return float(sgd.momentum * rates[-1] / rates[-2])
 
-    @cached_property
+    @property
     def step(self) -> float:
         """Effect of a canary of norm at least the clipping norm that is in the first batch only."""
         return float(self.weights[0]) * self.run.clip_norm
@@ -72,10 +73,7 @@ class Declared:
     @cached_property
     def memory(self) -> float:
         """Derivative of the released parameters by the initial ones: 1 without decay and averaging."""
-        sgd = self.run.optimizer
-        if is_adam(sgd):
-            return sgd.memory(self.run.mechanism)
-        return 1.0 if sgd is None or (not sgd.weight_decay and sgd.averaging is None) else _kept(sgd, self.run.steps)
+        return 1.0 if self.run.optimizer is None else self.run.optimizer.memory(self.run.mechanism)
 
     @property
     def is_plain(self) -> bool:
@@ -92,53 +90,52 @@ class Declared:
         """True if the weights of a shorter run are known. They are not if weights are given without an optimizer."""
         return self.run.weights is None or np.ndim(self.run.weights) == 0
 
-    def total_weights(
-        self, rng: np.random.Generator, shape: tuple[int, ...], factor: float = 1.0, sampling: str | None = None
-    ) -> FloatArray:
-        """Draw the sum of weights of the canary's batches, for another rate or sampling if given."""
-        sampling, rates = sampling or self.run.sampling, np.minimum(1.0, self.rates * factor)
-        if np.all(rates == 1.0):
-            return np.full(shape, float(self.weights.sum()))
-        if sampling == "shuffled":
-            return self._shuffled(rng, shape)
-        if self.is_plain and not np.ptp(rates):
-            return np.asarray(float(self.weights[0]) * rng.binomial(self.run.steps, rates[0], shape), np.float64)
-        if self.run.steps > _MOST_DRAWN:
-            deviation = float(np.sqrt(np.sum(self.weights**2 * rates * (1.0 - rates))))
-            return float(self.weights @ rates) + deviation * rng.standard_normal(shape)
-        total = np.zeros(shape)
-        for weight, rate in zip(self.weights, rates, strict=True):
-            total += weight * (rng.random(shape, np.float32) < rate)
-        return total
+    @property
+    def words(self) -> str:
+        """The sampling, in words."""
+        return SAMPLINGS[self.run.sampling].words
 
-    def _shuffled(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
-        """Draw one batch of every epoch. The last batch of an epoch may be smaller."""
+    @property
+    def epoch(self) -> int:
+        """Number of steps in which an example is expected once."""
+        return self.run.batches_per_epoch or max(1, round(1.0 / max(float(self.rates[0]), 1e-9)))
+
+    @property
+    def presence(self) -> float:
+        """Probability that an example is in any batch, if its batches are independent or once in each epoch."""
+        if self.run.batches_per_epoch is not None:
+            whole = self.run.steps >= self.run.batches_per_epoch
+            return 1.0 if whole else float(self.rates.sum())
+        return float(-np.expm1(np.sum(np.log1p(-np.minimum(self.rates, 1.0 - 1e-16)))))
+
+    @property
+    def other(self) -> str:
+        """The sampling that is most easily taken for the declared one, in words."""
+        return "shuffled batches" if self.run.batches_per_epoch is None else "independent batches"
+
+    def other_sampling(self) -> Declared:
+        """Return the run with ``other`` batches. The last shuffled batch of an epoch may be smaller."""
+        if self.run.batches_per_epoch is not None:
+            return Declared(self.run.replace(sampling="poisson", min_separation=1))
         rate = float(self.rates[0])
-        length = epoch_length(self.run) if self.run.sampling == "shuffled" else max(1, round(1.0 / rate))
-        places = np.append(np.cumsum(np.full(length - 1, rate)), 1.0)
-        total = np.zeros(shape)
-        for begin in range(0, self.run.steps, length):
-            weights = np.zeros(length)
-            part = self.weights[begin : begin + length]
-            weights[: len(part)] = part
-            total += weights[np.searchsorted(places, rng.random(shape))]
-        return total
+        batches = int(np.ceil(1.0 / rate - 1e-9))
+        return Declared(self.run.replace(sampling="shuffled", sample_rate=rate, batches_per_epoch=batches))
 
+    def with_rate(self, factor: float) -> Declared:
+        """Return the run with a multiple of the sample rate, at most 1. Once in each epoch stays once."""
+        if self.run.batches_per_epoch is not None or factor == 1.0:
+            return self
+        sampling = "poisson" if self.run.sampling == "full" else self.run.sampling
+        rates = np.minimum(1.0, np.asarray(self.run.sample_rate) * factor)
+        return Declared(self.run.replace(sampling=sampling, sample_rate=rates))
 
-def _kept(sgd: SGD, steps: int) -> float:
-    """Return what is released from the initial value 1 after this number of steps if all gradients are zero."""
-    value, buffer, mean, moving = 1.0, 0.0, 0.0, 1.0
-    for step, rate in enumerate(np.broadcast_to(np.asarray(sgd.learning_rate, np.float64), (steps,)).tolist()):
-        gradient = 0.0 if sgd.decoupled else sgd.weight_decay * value
-        if sgd.decoupled:
-            value *= 1.0 - rate * sgd.weight_decay
-        if sgd.momentum:
-            buffer = gradient if step == 0 else sgd.momentum * buffer + (1.0 - sgd.dampening) * gradient
-            gradient = gradient + sgd.momentum * buffer if sgd.nesterov else buffer
-        value -= rate * gradient
-        mean += value / steps
-        if isinstance(sgd.averaging, float):
-            moving = sgd.averaging * moving + (1.0 - sgd.averaging) * value
-    if sgd.averaging is None:
-        return value
-    return mean if sgd.averaging == "uniform" else moving
+    def total_weights(self, rng: np.random.Generator, draws: int, trainings: int = 1) -> FloatArray:
+        """Draw the sum of weights of the canary's batches, in this many trainings together."""
+        run = self.run.replace(group_size=1, releases=None, neighbours=None, noise_filter=None, min_separation=1)
+        law, scale = law_of(run), float(np.abs(self.weights).max())
+        law = replace(
+            law, constant=trainings * law.constant, counts=trainings * law.counts, blocks=trainings * law.blocks
+        )
+        if draws * (len(law.counts) + len(law.blocks)) > _MOST_DRAWN:
+            return np.asarray(scale * (law.mean + np.sqrt(law.variance) * rng.standard_normal(draws)))
+        return np.asarray(scale * law.sample(draws, rng))

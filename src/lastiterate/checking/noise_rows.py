@@ -17,6 +17,7 @@ from scipy.stats import f as f_law
 from lastiterate.checking.check_result import Row, judged, not_checked
 from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.trainings import Setting
+from lastiterate.common.search import first_integer
 from lastiterate.common.types import FloatArray
 
 NOISE, EXCESS, WITHOUT, LAW = "noise", "excess noise", "parameters without noise", "law of the noise"
@@ -24,6 +25,7 @@ DISTINCT, AGAIN = "distinct values", "noise that is used again"
 SEVERAL, LAST, RELEASED = "noise of three steps", "noise of the last step", "noise of all steps"
 UNIFORM = 1.8  # kurtosis of the uniform law, which must be told from the normal law's 3; Laplace's is 6
 ENOUGH = 600  # numbers whose kurtosis follows Anscombe and Glynn (1983)
+_MOST_TIMES = 32  # times as many models that a row may ask for
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,12 @@ class Lower:
         """
         likely = float(chi2.ppf(power, self.freedom)) / self.freedom
         return float(np.sqrt(max(0.0, self.quantile * least / likely - max(0.0, self.ratio - 1.0))))
+
+
+def freedom_to_see(setting: Setting) -> int:
+    """Return the degrees of freedom that find a tensor without noise where sampling adds little."""
+    error, ratio = setting.error / len(setting.tensors) / 3.0, 1.0 + setting.allowances.sampling  # up to three tests
+    return first_integer(lambda n: Lower("", ratio, n, error).smallest(setting.allowances.power, 1.0) > 0.0, 1, 10**6)
 
 
 def quiet_view(values: FloatArray) -> FloatArray | None:
@@ -117,37 +125,29 @@ def noise_row(
     bound = (1.0 if least is None else least) * (1.0 - allowed.exact)
     worst = min(tests, key=lambda test: test.interval[1])
     if worst.interval[1] < bound:
-        return Row(name, title, worst.ratio, 1.0, *worst.interval, "fault", too_little(worst.ratio, setting))
+        return Row(name, title, worst.ratio, 1.0, *worst.interval, "fault", _too_little(worst.ratio, setting))
     best = max(tests, key=lambda test: test.smallest(allowed.power, bound))
     share = best.smallest(allowed.power, bound)
-    target = allowed.noise if tensor is None else 1e-3  # of a tensor: one without noise
     words = f"noise x {np.floor(100 * share) / 100:.2g}" if share > 0.01 else "no noise" if share else ""
     row = Row(name, title, best.ratio, 1.0, *best.interval, "ok", "", words)
+    target = allowed.noise if tensor is None else 1e-3  # of a tensor: one without noise
     if share >= target:
         return row
-    # Half of the models of the declared length are trained for one step. More models have more degrees of freedom.
-    more = (replace(tests[0], freedom=tests[0].freedom * factor) for factor in range(2, 33))
-    factors = (2 + i for i, test in enumerate(more) if test.smallest(allowed.power, bound) >= target)
-    factor = next(factors, None)
-    if factor is not None:
-        needed, why = f"{2 * (len(models) * factor + 1)} models", "too few models for so few parameters"
-        return replace(row, status="cannot tell", advice=why, needs=needed)
+
+    def is_enough(factor: int) -> bool:
+        return replace(tests[0], freedom=tests[0].freedom * factor).smallest(allowed.power, bound) >= target
+
+    if is_enough(_MOST_TIMES):  # half of the models of the declared length have no canary
+        needed = 2 * (len(models) * first_integer(is_enough, 1, _MOST_TIMES) + 1)
+        return row.undecided("too few models for so few parameters", f"{needed} models")
     why = (
         f"batches alone make models differ: {best.ratio:.3g} times the declared variance in {best.words}; check with "
         "smaller batches or a larger noise multiplier"
     )
-    return replace(row, status="cannot tell", advice=why, needs="smaller batches")
+    return row.undecided(why, "smaller batches")
 
 
-def tensor_rows(setting: Setting, models: FloatArray, variance: float) -> list[Row]:
-    """Return a row for each tensor, if there are several."""
-    if len(setting.like.names) < 2:
-        return []
-    return [noise_row(setting, models, variance, tensor) for tensor in setting.tensors]
-
-
-def too_little(ratio: float, setting: Setting) -> str:
-    """Return the advice for too little noise."""
+def _too_little(ratio: float, setting: Setting) -> str:
     if ratio < 1e-6:
         return "no noise, or the same in all models: look where noise is added, and how its generator is seeded"
     return f"too little: {diagnosis(ratio, setting)}"
@@ -192,18 +192,18 @@ def excess_row(setting: Setting, models: FloatArray, steps: int) -> Row:
     low, high = least.interval
     if setting.seeded:
         return not_checked(EXCESS, "initial values follow the seed, and gradients with them")
-    row = Row(EXCESS, None, least.ratio, 1.0, low, high, "ok")
+    found = np.sqrt((1.0 + allowed.curvature) / least.quantile)
+    row = Row(EXCESS, None, least.ratio, 1.0, low, high, "ok", "", f"noise x {np.ceil(100 * found) / 100:.3g}")
     if low <= 1.0 + allowed.curvature:
-        found = np.sqrt((1.0 + allowed.curvature) / least.quantile)
-        return replace(row, smallest_fault=f"noise x {np.ceil(100 * found) / 100:.3g}")
+        return row
     examples = (low - 1.0) * len(setting.columns) * variance / squares
     known = setting.batch_size if setting.batch_size is not None else allowed.largest_batch
     if examples > known:
         limit = "" if setting.batch_size else f", if batches have at most {known:g} examples (else give batch_size)"
         why = f"too much, more than sampling explains{limit}: {diagnosis(least.ratio, setting)}"
-        return replace(row, status="fault", advice=why)
+        return row.fault(why)
     why = f"{least.ratio:.3g} times the declared variance, which batches of {examples:.2g} examples would explain"
-    return replace(row, status="not checked", advice=why)
+    return row.finds("").skipped(why)
 
 
 def without_row(setting: Setting, models: FloatArray, variance: float) -> Row:
@@ -254,13 +254,13 @@ def law_row(setting: Setting, models: FloatArray, variance: float) -> Row:
     if count < ENOUGH or kurtosis_score(UNIFORM + 2 * share**2, count) > -limit - spare:
         needed = f"{2 * (int(np.ceil(ENOUGH / around.shape[1])) + 1)} models"
         why = "there are too few numbers to tell the law of the noise"
-        return replace(row, status="cannot tell", advice=why, smallest_fault="", needs=needed)
+        return row.finds("").undecided(why, needed)
     if kurtosis_score(measured + 2.0 * share**2, count) < -limit:
         why = "noise is not normal, but cut off, uniform, or of few values: look which law it is drawn from"
-        return replace(row, status="fault", advice=why)
+        return row.fault(why)
     if kurtosis_score(measured - extra, count) > limit:
         why = "noise has heavier tails than normal noise, such as Laplace's: look which law it is drawn from"
-        return replace(row, status="fault", advice=why)
+        return row.fault(why)
     return row
 
 
@@ -351,13 +351,12 @@ def several_row(setting: Setting, first: FloatArray, models: FloatArray, steps: 
     words = f"x {lower / expected * low_f:.2g} or x {upper / expected * high_f:.2g}"
     row = Row(SEVERAL, None, measured, expected, measured / high_f, measured / low_f, "ok", "", words)
     if measured / low_f < lower or measured / high_f > upper:
-        return replace(row, status="fault", advice=_several(measured, low_f, high_f, steps))
+        return row.fault(_several(measured, low_f, high_f, steps))
     if lower * low_f >= allowed.noise**2 * expected:
         return row
     if max(share, 1.0 - kept) > allowed.curvature:
         return not_checked(SEVERAL, "curvature, or shuffled batches, may take from the noise")
-    why = f"too few parameters and models to tell the growth of noise in {steps} steps"
-    return replace(row, status="cannot tell", advice=why, needs="more models")
+    return row.undecided(f"too few parameters and models to tell the growth of noise in {steps} steps", "more models")
 
 
 def _several(measured: float, low_f: float, high_f: float, steps: int) -> str:
@@ -374,7 +373,7 @@ def _several(measured: float, low_f: float, high_f: float, steps: int) -> str:
     return f"{steps} steps have {measured:.3g} times the variance of one step, {where}"
 
 
-def last_row(setting: Setting, models: FloatArray, before: FloatArray, earlier: FloatArray | None) -> Row:
+def last_row(setting: Setting, models: FloatArray, before: FloatArray, earlier: FloatArray | None = None) -> Row:
     """Return the noise of the last step, by models of the same seeds that stop one step earlier.
 
     ``earlier`` models stop two steps earlier, to take out momentum. The rest is the last step's own gradient and noise.
@@ -388,7 +387,7 @@ def last_row(setting: Setting, models: FloatArray, before: FloatArray, earlier: 
     row = noise_row(setting, moved, declared.last_variance, None, LAST)
     if row.status == "cannot tell":
         why = "models that stop one step earlier differ by more than a step: their random numbers are others"
-        return replace(row, status="not checked", advice=why, needs="")
+        return row.skipped(why)
     return replace(row, advice=f"{row.advice}; look whether the last step differs from others") if row.advice else row
 
 
@@ -402,9 +401,8 @@ def released_row(setting: Setting, models: FloatArray, left: float, name: str, t
     least = max(declared.last_variance / declared.variance, left**2 * (1.0 - setting.allowances.curvature))
     least = min(1.0, least) ** (1 if tensor is None else 2)  # curvature differs from tensor to tensor
     row = noise_row(setting, models, declared.variance, tensor, name, least)
-    if row.status == "cannot tell" and (name == RELEASED or tensor is not None):
-        return replace(row, status="not checked", needs="")
-    if row.status == "cannot tell":
-        why = f"curvature may explain it, or {row.advice}"
-        return replace(row, needs=row.needs or "one-step models", advice=why)
-    return row
+    if row.status != "cannot tell":
+        return row
+    if name == RELEASED or tensor is not None:
+        return row.skipped(row.advice)
+    return row.undecided(f"curvature may explain it, or {row.advice}", row.needs or "one-step models")

@@ -8,9 +8,11 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from lastiterate.checking.check_result import Row, cannot_tell, judged, not_checked
-from lastiterate.checking.parameters import Foreign, flatten, require_finite, require_same_form
+from lastiterate.checking.effects import huge_canary
+from lastiterate.checking.parameters import flatten, require_finite, require_same_form
 from lastiterate.checking.trainings import Setting, Trainings, seed_of
 from lastiterate.common.errors import TrainerFailed, guarded
+from lastiterate.common.trees import ForeignTree
 from lastiterate.common.types import FloatArray
 
 EQUAL, DIFFERENT, INITIAL, NO_STEPS = "equal seeds", "different seeds", "initial values", "no steps"
@@ -38,21 +40,29 @@ def _distances(setting: Setting, models: FloatArray) -> list[float]:
     return distances
 
 
-def initial_values(initial: Callable[[int], Foreign], trainings: Trainings, count: int) -> FloatArray:
+def stated_starts(initial: Callable[[int], ForeignTree], trainings: Trainings, count: int) -> FloatArray:
     """Return the initial parameters that ``initial`` states, one model a row."""
-    return np.stack([_one(initial, trainings, seed_of(trainings.seed, number)) for number in range(count)])
+    found = []
+    for seed in (seed_of(trainings.seed, number) for number in range(count)):
+        what = f"initial({seed})"
+        result = guarded(lambda seed=seed: initial(seed), what)  # type: ignore[misc]
+        try:
+            parameters = flatten(result)
+            require_same_form(parameters, trainings.like)
+            require_finite(parameters)
+        except ValueError as error:
+            raise TrainerFailed(error, what) from error
+        found.append(parameters.vector)
+    return np.stack(found)
 
 
-def _one(initial: Callable[[int], Foreign], trainings: Trainings, seed: int) -> FloatArray:
-    what = f"initial({seed})"
-    found = guarded(lambda: initial(seed), what)
+def trained_starts(trainings: Trainings, count: int) -> FloatArray | None:
+    """Return models of zero steps, of two seeds if initial values do not follow the seed; None: there are none."""
     try:
-        parameters = flatten(found)
-        require_same_form(parameters, trainings.like)
-        require_finite(parameters)
-    except ValueError as error:
-        raise TrainerFailed(error, what) from error
-    return parameters.vector
+        two = trainings.models(2, 0)
+        return two if np.array_equal(two[0], two[1]) else trainings.models(count, 0)
+    except TrainerFailed:
+        return None
 
 
 def initial_row(starts: FloatArray) -> Row:
@@ -62,29 +72,20 @@ def initial_row(starts: FloatArray) -> Row:
     return judged(INITIAL, (differ, None, differ, differ), not differ, why, "equal initial values")
 
 
-def models_of_no_steps(trainings: Trainings, count: int) -> FloatArray | None:
-    """Return models of zero steps; None: the trainer does not make them."""
-    try:
-        return trainings.models(count, 0)
-    except TrainerFailed:
-        return None
-
-
-def no_steps_row(
-    setting: Setting, starts: FloatArray | None, stated: FloatArray | None, canary: FloatArray | None
-) -> Row:
+def no_steps_row(setting: Setting, starts: FloatArray | None, stated: FloatArray | None) -> Row:
     """Return the change beside the steps: with zero of them, a canary does nothing and initial values stay."""
     if starts is None:
         return not_checked(NO_STEPS, "the trainer does not train for zero steps")
-    effect = setting.trainings.effect(0, canary, 0, "with a canary, no steps")
+    effect = setting.trainings.effect(0, huge_canary(setting), 0, "with a canary, no steps")
     between = np.linalg.norm(starts[1:] - starts[0], axis=1)
     if effect is not None and stated is None and 0.0 < between.min() / 2.0 <= np.linalg.norm(effect):
         why = "initial values differ with a canary as they differ between seeds: draw them before the canary's place"
         return cannot_tell(NO_STEPS, 0.0, why, "initial values that the canary does not change")
     unit = float(np.sqrt(setting.declared.variance))
-    moved = np.inf if effect is None else float(np.abs(effect).max()) / unit
-    found = max(moved, 0.0 if stated is None else float(np.abs(starts - stated).max()) / unit)
-    if stated is None and len(starts) > 2:  # initial values that differ as one step does are those after a step
+    found = np.inf if effect is None else float(np.abs(effect).max()) / unit
+    if stated is not None:
+        found = max(found, float(np.abs(starts - stated[: len(starts)]).max()) / unit)
+    elif len(starts) > 2:  # initial values that differ as one step does are those after a step
         ratio = float(starts.var(axis=0, ddof=1).mean()) / setting.declared.prefix(1).variance
         found = max(found, ratio if abs(ratio - 1.0) < setting.allowances.curvature else 0.0)
     why = "parameters change without a step: look for steps, or other uses of the data, outside the counted ones"

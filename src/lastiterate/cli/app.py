@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -20,12 +22,12 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from lastiterate import __version__
 from lastiterate.common.errors import DISK_ERRORS, Breakdown, DiskTrouble, MissingExtra, StoreLost
+from lastiterate.common.progress import lines
 from lastiterate.common.types import Foreign
 from lastiterate.formatting import printable
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_values
-    from collections.abc import Sequence
 
 REFUTED, BAD_INPUT, BROKEN, INCONCLUSIVE, STOPPED = 1, 2, 3, 4, 130  # exit statuses
 
@@ -49,6 +51,7 @@ SUMMARIES = {
     "estimate": "Estimate an empirical epsilon from your own attack's scores.",
     "probe": "Analyse, run and attack a counterexample of the paper.",
     "reproduce": "Recompute a figure or table of the paper.",
+    "cite": "Print BibTeX entries of this tool and of the paper.",
 }
 
 # Commands whose module is not named after the command.
@@ -118,7 +121,8 @@ class LazyGroup(TyperGroup):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            status = super().main(args, prog_name, standalone_mode=False, **options)
+            with lines():
+                status = super().main(args, prog_name, standalone_mode=False, **options)
             sys.stdout.flush()
         except BrokenPipeError:
             status = _pipe_is_gone()
@@ -162,7 +166,13 @@ def _no_space(error: OSError) -> int:
     return _say(str(error), BROKEN)
 
 
+_LONG_VALUE = re.compile(r"'([^']{200})[^']+'|(\S{200})\S+")
+
+
 def _say(message: str, status: int = BAD_INPUT) -> int:
+    """Print a message as one line. In messages about bad input, values are cut at 200 characters."""
+    if status == BAD_INPUT:
+        message = _LONG_VALUE.sub(lambda found: f"'{found[1]}...'" if found[1] else f"{found[2]}...", message)
     with suppress(OSError, ValueError, AttributeError):  # stderr is full, closed or absent: the status says it
         print(printable(" ".join(message.split())), file=sys.stderr, flush=True)
     return status

@@ -15,10 +15,10 @@ from lastiterate.cli.audit_options import AuditOptions, EngineOptions, QuestionO
 from lastiterate.cli.options import Json, MethodOptions, Option, SizeOptions, unfold
 from lastiterate.cli.output import check_page, given_files, talk_on_stderr
 from lastiterate.common.validation import integer, written_number
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from lastiterate.lm import TextProblem, Texts
-    from lastiterate.run import DPSGD
 
 MODELS = 128
 

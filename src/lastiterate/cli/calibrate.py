@@ -34,7 +34,7 @@ from lastiterate.formatting import (
     training,
 )
 from lastiterate.optimizer import is_adam
-from lastiterate.privacy.analyses.calibrate import SMALLEST_ERROR, Target
+from lastiterate.privacy.curve import SMALLEST_ERROR, Target
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 

@@ -12,7 +12,6 @@ from lastiterate.cli.app import INCONCLUSIVE, REFUTED, OptionError
 from lastiterate.cli.audit import described_run
 from lastiterate.cli.audit_options import ClipNorm
 from lastiterate.cli.options import Json, MethodOptions, Option, OptionalNoise, Plot, Seed, SizeOptions, unfold
-from lastiterate.formatting import Table
 
 if TYPE_CHECKING:
     from lastiterate.auditing.audit_target import Subject
@@ -90,12 +89,13 @@ def _finish(result: CheckResult, subject: Subject, plot: Path | None, junit: Pat
     from lastiterate.checking.check_result import junit as as_junit
     from lastiterate.common.atomic_write import write_whole
     from lastiterate.compare_analyses import run_fields
+    from lastiterate.formatting import describe
 
     if json:
         fields = {**run_fields(subject.run), "clip_norm": subject.run.clip_norm, "trainer": subject.words}
         out.print_json({**fields, **result.to_dict()})
     else:
-        out.print_table(_table(result, subject.words))
+        out.print_table(result.table(f"{subject.words}: {describe(result.run)}"))
     beside = out.pictures(result.plot, [plot] if plot else [])
     if junit is not None:
         beside.insert(
@@ -103,26 +103,3 @@ def _finish(result: CheckResult, subject: Subject, plot: Path | None, junit: Pat
         )
     written = out.write_beside(beside, quiet=json)
     return {"fault": REFUTED, "cannot tell": INCONCLUSIVE}.get(result.verdict, 0) or written
-
-
-def _table(result: CheckResult, words: str) -> Table:
-    from lastiterate.checking.check_result import spell_or_none
-    from lastiterate.formatting import describe
-
-    cells = [
-        [
-            f"{row.name}: {row.tensor}" if row.tensor else row.name,
-            *(spell_or_none(value) for value in (row.measured, row.declared, row.low, row.high)),
-            row.smallest_fault,
-            row.status,
-        ]
-        for row in result.rows
-    ]
-    said = dict.fromkeys(
-        f"{row.status.capitalize()}: {row.name}{f' of {row.tensor}' if row.tensor else ''}: {row.advice}."
-        for row in result.rows
-        if row.status in ("fault", "cannot tell") and row.advice
-    )
-    notes = [*said, *result.notes, result.sentence, result.error_sentence]
-    header = ("what", "measured", "declared", "low", "high", "would have found", "status")
-    return Table(f"{words}: {describe(result.run)}", header, cells, {1, 2, 3, 4}, notes)

@@ -11,14 +11,14 @@ from lastiterate.cli.app import OptionError
 from lastiterate.cli.audit_options import ClaimOptions, Fault, Strict, parse_threshold
 from lastiterate.cli.options import Json, MethodOptions, Option, PerStep, SizeOptions, choice, unfold
 from lastiterate.cli.output import print_json, print_rows
+from lastiterate.common.types import JsonObject
 from lastiterate.registry import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from lastiterate.auditing.evidence.estimate import Estimate
-    from lastiterate.common.types import JsonObject
-    from lastiterate.run import DPSGD
 
 
 @unfold
@@ -74,6 +74,7 @@ def estimate(
     from lastiterate.auditing.evidence.verdict import judge_scores
     from lastiterate.auditing.load_evidence import read_scores
     from lastiterate.cli.report import estimate_fields, status_of, strength_fields
+    from lastiterate.common.progress import tell
     from lastiterate.registry import headline_of
 
     run, delta, validity = None, claims.delta, claims.validity
@@ -90,7 +91,9 @@ def estimate(
     if strict and not claimed:
         raise OptionError("--strict needs --claim-epsilon or --claim-noise: without a claim nothing is judged")
     claim = claim_of(run, delta, claims.claim_epsilon, claims.claim_noise) if claimed else None
+    tell("reading scores")
     scores = read_scores(file, one_run=method in ONE_RUN_METHODS)
+    tell(f"estimating from {len(scores[0]) + len(scores[1]):,} scores")
     guesses = usual_guesses(len(scores[0]) + len(scores[1])) if noise_multiplier is None else None
     estimated = lastiterate.estimate if claim is None else estimate_or_zero  # a claim gets a verdict, not an error
     found = [

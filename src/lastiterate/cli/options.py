@@ -21,7 +21,7 @@ import typer
 from lastiterate.cli.app import OptionError
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import written_integer, written_number
-from lastiterate.mechanism import LastBatch, Neighbours, Sampling, batches_of_epoch
+from lastiterate.mechanism import SAMPLINGS, LastBatch, Neighbours, Sampling, batches_of_epoch
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 from lastiterate.schedules import SCHEDULES
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
     from lastiterate.optimizer import Optimizer
-    from lastiterate.privacy.analyses.calibrate import Target
+    from lastiterate.privacy.curve import Target
 
 # Parsers: functions of the option's name (for error messages) and text. Typer does not parse defaults.
 
@@ -251,7 +251,7 @@ class MethodOptions:
     group_size: Annotated[int | None, "Largest number of examples of one person (default: 1)."] = None
     neighbours: Annotated[
         Neighbours | None,
-        "How neighbouring data sets differ (default: add-remove; zero-out with shuffled or fixed batches).",
+        "How neighbouring data sets differ (default: add-remove; zero-out with shuffled, fixed or truncated batches).",
     ] = None
     noise_filter: Annotated[
         list[float] | None,
@@ -262,10 +262,11 @@ class MethodOptions:
         ),
     ] = None
     min_separation: Annotated[int, "Fewest steps between two batches with the same example (default: 1)."] = 1
+    max_batch_size: Annotated[int | None, "Largest batch of truncated Poisson sampling; needs --dataset-size."] = None
 
     def fields(self) -> Fields:
         """Return the fields of a ``DPSGD`` that these options set."""
-        names = ("sampling", "weights", "releases", "neighbours", "noise_filter", "min_separation")
+        names = ("sampling", "weights", "releases", "neighbours", "noise_filter", "min_separation", "max_batch_size")
         group = 1 if self.group_size is None else self.group_size
         return {"optimizer": self._optimizer(), "group_size": group, **{name: getattr(self, name) for name in names}}
 
@@ -348,7 +349,7 @@ class TargetOptions:
 
     def target(self) -> Target:
         """Return the target. Raise an error unless the options are exactly one kind of target."""
-        from lastiterate.privacy.analyses.calibrate import TARGETS, Target
+        from lastiterate.privacy.curve import TARGETS, Target
 
         values = {name: getattr(self, name) for name in ("epsilon", "delta", "mu", "advantage", "tpr", "fpr")}
         given = [name for name, value in values.items() if value is not None]
@@ -373,19 +374,23 @@ class SizeOptions:
     epochs: Annotated[float | None, "Passes over the data; or give --steps."] = None
     last_batch: LastBatchOption = None
     batches_per_epoch: Annotated[
-        int | None, "Number of shuffled batches, if the last one is smaller (default: 1 / sample rate)."
+        int | None, "Number of batches per epoch: 1 / sample rate, rounded up if the last shuffled batch is smaller."
     ] = None
 
     def run(self, noise_multiplier: PerStep, method: MethodOptions) -> DPSGD:
         sizes: Fields = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
+        known: Fields = {"dataset_size": self.dataset_size} if method.sampling == "truncated-poisson" else {}
         if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
             _require(sizes)
             batches, share = batches_of_epoch(**sizes, last_batch=self.last_batch, sampling=method.sampling)
-            whole = round(batches) if method.sampling == "shuffled" else self.batches_per_epoch
-            fields = {**method.fields(), "batches_per_epoch": whole}
+            once = SAMPLINGS[method.sampling].once_per_epoch
+            whole = round(batches) if once else self.batches_per_epoch
+            fields = {**method.fields(), **known, "batches_per_epoch": whole}
             return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **fields))
         by_rate: Fields = {"steps": self.steps, "sample_rate": self.sample_rate}
         by_batch: Fields = {**sizes, "epochs": self.epochs}
+        if known and self.sample_rate is not None:
+            del by_batch["dataset_size"]
         if self.batches_per_epoch is not None and _given(by_batch):
             raise OptionError("--batches-per-epoch belongs to --sample-rate: with --batch-size give --last-batch")
         if self.last_batch is not None and not _given(by_batch):
@@ -401,7 +406,8 @@ class SizeOptions:
             by_rate["sample_rate"] = 1.0
         _require(by_rate)
         by_rate["batches_per_epoch"] = self.batches_per_epoch
-        return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
+        fields = {**method.fields(), **known}
+        return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **fields))
 
 
 ADAMW_DECAY = 0.01  # the default of torch.optim.AdamW

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lastiterate.cli.app import BROKEN, OptionError
+from lastiterate.common.progress import tell
 from lastiterate.formatting import Table, neighbours_of, printable, shown, spell, spell_down, spell_up, text_of
 from lastiterate.registry import ANALYSES
 
@@ -297,7 +298,7 @@ def tracker(description: str) -> Track:
 
     def track(items: Sequence[Item]) -> Iterator[Item]:
         if not sys.stderr.isatty():
-            yield from items
+            yield from _telling(description, items)
             return
         from lastiterate.common.progress import PATIENCE, make_bar
 
@@ -328,9 +329,16 @@ def announcer(description: str) -> Track:
     """Return a function that prints a line before each item, for items with progress bars of their own."""
 
     def announce(items: Sequence[Item]) -> Iterator[Item]:
-        for number, item in enumerate(items, start=1):
+        for number, item in enumerate(_telling(description, items), start=1):
             if sys.stderr.isatty():
                 print(f"{description}: {number} of {len(items)}", file=sys.stderr)
             yield item
 
     return announce
+
+
+def _telling(description: str, items: Sequence[Item]) -> Iterator[Item]:
+    """Yield the items, and tell the progress lines which one is worked on."""
+    for number, item in enumerate(items, start=1):
+        tell(f"{description}: {number} of {len(items)}" if len(items) > 1 else description)
+        yield item

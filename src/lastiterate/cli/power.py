@@ -8,11 +8,11 @@ import lastiterate
 from lastiterate.cli.audit_options import ClaimOptions, parse_threshold
 from lastiterate.cli.options import Json, MethodOptions, NoiseMultiplier, Option, Plot, SizeOptions, unfold
 from lastiterate.cli.output import check_plot, print_json, print_table, tracker, with_reasons, write_plot
+from lastiterate.common.types import JsonObject
 from lastiterate.compare_analyses import run_fields
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power
-    from lastiterate.common.types import JsonObject
 
 _INFINITE = "infinite: even without noise, the family has larger error rates than these"
 

@@ -36,6 +36,7 @@ class ServerOptions:
 
     def serve(self, path: str, folder: Path | None, json: bool) -> None:
         """Print the address, open a browser, and serve until the program is stopped."""
+        from lastiterate.common.progress import tell
         from lastiterate.common.validation import integer
         from lastiterate.web.form_fields import Reader
         from lastiterate.web.server import address_of, is_loopback, listen, require_web, serve
@@ -57,6 +58,7 @@ class ServerOptions:
                 print("everybody who has this address can read these pages; nothing is encrypted", file=sys.stderr)
             if token is None:
                 print("without a token, every user of this machine can read these pages", file=sys.stderr)
+        tell("")
         with leaving_with("stopped"), ExitStack() as afterwards:
             if not json and not self.no_browser:
                 opened = url if token is None else afterwards.enter_context(_private_link(url))

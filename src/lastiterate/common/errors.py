@@ -51,6 +51,19 @@ class MissingExtra(ImportError):
     """Error for a missing optional dependency. The message says how to install it."""
 
 
+INSTALL = 'pip install ".[{}]" in a clone of lastiterate'  # until lastiterate is published
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return INSTALL.format(extra)
+
+
+def not_installed(what: str, module: str | None, extra: str) -> str:
+    """Return the message for a missing dependency that an extra of this package installs."""
+    return f"{what} needs {module}, which is not installed: {install_hint(extra)}"
+
+
 # User code: failures of a trainer or an attack, reported with the user's own lines.
 
 _Result = TypeVar("_Result")

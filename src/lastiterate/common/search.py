@@ -1,9 +1,11 @@
-"""Bisection: search for the number at which a monotone condition begins to hold."""
+"""Search for the number at which a monotone condition begins to hold: by doubling, and by bisection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
+
+from lastiterate.common.types import Bools, Floats
 
 Number = TypeVar("Number", int, float)
 
@@ -23,6 +25,13 @@ def bisect(
         between = middle(low, high)
         low, high = (low, between) if holds(between) else (between, high)
     return low, high
+
+
+def doubled(is_short: Callable[[Floats], Bools], first: Floats) -> Floats:
+    """Return the first number of ``first``, 2 ``first``, 4 ``first`` and so on that is not too short."""
+    while is_short(first):
+        first = 2.0 * first
+    return first
 
 
 def first_integer(holds: Callable[[int], bool], low: int, high: int) -> int:

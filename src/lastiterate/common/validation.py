@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import fields
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar, overload
@@ -198,26 +198,35 @@ def cut(value: PerStep | None, stop: int, start: int = 0) -> PerStep | None:
     return value[start:stop] if isinstance(value, np.ndarray) and value.ndim else value
 
 
-def same(first: object, second: object) -> bool:
-    """Return whether two dataclasses have the same type and the same values, including arrays."""
-    return type(first) is type(second) and key(first) == key(second)
+class ByFields:
+    """Base of frozen dataclasses with arrays. Values are compared, hashed and printed by their fields."""
 
+    def _fix(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
-def key(value: object) -> tuple[Hashable, ...]:
-    """Return the fields of a dataclass, which may be arrays, as a hashable tuple."""
-    items = (getattr(value, field.name) for field in fields(value))  # type: ignore[arg-type]
-    return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
+    def _key(self) -> tuple[Hashable, ...]:
+        items = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return tuple(item.tobytes() if isinstance(item, np.ndarray) else item for item in items)
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._key() == other._key()
 
-def call_of(value: object, usual: Mapping[str, object] | None = None) -> str:
-    """Return the constructor call of a dataclass, without arguments at their default. ``usual`` overrides defaults."""
-    given = []
-    for field in fields(value):  # type: ignore[arg-type]
-        held, default = getattr(value, field.name), (usual or {}).get(field.name, field.default)
-        if type(held) is not type(default) or held != default:
-            shown = held.tolist() if isinstance(held, np.ndarray) else held
-            given.append(f"{field.name}={shown!r}")
-    return f"{type(value).__name__}({', '.join(given)})"
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _usual(self) -> dict[str, object]:
+        """Return defaults that depend on other fields."""
+        return {}
+
+    def __repr__(self) -> str:
+        """Return the constructor call, without arguments at their default."""
+        given, usual = [], self._usual()
+        for field in fields(self):  # type: ignore[arg-type]
+            held, default = getattr(self, field.name), usual.get(field.name, field.default)
+            if type(held) is not type(default) or held != default:
+                given.append(f"{field.name}={held.tolist() if isinstance(held, np.ndarray) else held!r}")
+        return f"{type(self).__name__}({', '.join(given)})"
 
 
 def _is_no_number(value: object) -> bool:

@@ -20,10 +20,13 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from lastiterate.common.types import UInt8Array
-from lastiterate.common.validation import written_integer
+from lastiterate.common.validation import told, written_integer
 
 Location: TypeAlias = str | os.PathLike[str]
 Kind: TypeAlias = Literal["file", "folder", "device"]
+
+
+_LONGEST_PATH = 4096  # characters; no operating system opens longer paths
 
 
 class BadFile(ValueError):
@@ -35,10 +38,10 @@ def as_path(value: Location) -> Path:
     try:
         path = Path(value)
         os.fsencode(path)
-        if value == "" or "\0" in str(path):
+        if value == "" or "\0" in str(path) or len(str(path)) > _LONGEST_PATH:
             raise ValueError
     except (TypeError, ValueError):
-        raise ValueError(f"path must be the path of a file or folder, got {value!r}") from None
+        raise ValueError(f"path must be the path of a file or folder, got {told(value)}") from None
     return path
 
 

@@ -17,6 +17,7 @@ from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
 import numpy as np
 from numpy.lib import format as npy
 
+from lastiterate.common.errors import install_hint
 from lastiterate.common.types import IntArray, NumberArray, UInt8Array
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import (
@@ -250,7 +251,7 @@ def digits() -> Dataset:
         bunch = import_module("sklearn.datasets").load_digits()
     except ImportError:
         raise ValueError(
-            'the digits need scikit-learn, which could not be imported: pip install "lastiterate[audit]"'
+            f"the digits need scikit-learn, which could not be imported: {install_hint('audit')}"
         ) from None
     images, labels = (bunch.images / 16).astype(np.float32), bunch.target
     train, test = _split(labels)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeAlias
 
-from lastiterate.common.errors import BadArgument, MissingExtra
+from lastiterate.common.errors import BadArgument, MissingExtra, not_installed
 from lastiterate.common.validation import instance, integer, number
 from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.integrations.history import HeuristicWarning, History, Step, tell_epsilon
@@ -25,9 +25,7 @@ try:
     import dp_accounting
     from dp_accounting import NeighboringRelation
 except ImportError as error:
-    raise MissingExtra(
-        'LastIterateAccountant needs dp-accounting, which is not installed: pip install "lastiterate[accounting]"'
-    ) from error
+    raise MissingExtra(not_installed("LastIterateAccountant", "dp-accounting", "accounting")) from error
 
 
 # Lines of code that have received a warning, each with the composed steps.

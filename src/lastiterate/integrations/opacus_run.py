@@ -7,16 +7,17 @@ be given or read from the loader, because the guarantee for Poisson sampling is 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 
 from lastiterate.common.types import FloatArray, Foreign, IntArray
-from lastiterate.common.validation import PerStep, one_of
+from lastiterate.common.validation import PerStep, one_of, told
+from lastiterate.integrations.balls_in_bins import BallsInBinsSampler
 from lastiterate.integrations.opacus import extra, history_from_opacus
 from lastiterate.mechanism import Sampling
-from lastiterate.optimizer import SGD, Adam, Optimizer, is_adam, is_optimizer, is_sgd, require_optimizer
+from lastiterate.optimizer import SGD, Adam, Optimizer, is_optimizer, require_optimizer
 from lastiterate.run import DPSGD
 
 # Schedulers: the learning rate of each step, found by replaying a copy of the PyTorch scheduler. A scheduler records
@@ -176,11 +177,12 @@ def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The sampling of a loader, its batches per epoch, and a batch's share of the data."""
+    """The sampling of a loader, its batches per epoch, a batch's share of the data, and the batches taken so far."""
 
     sampling: Sampling
     batches: int
     share: float
+    taken: int | None = None
 
 
 def read_loader(loader: Foreign) -> Drawn:
@@ -202,6 +204,13 @@ def read_loader(loader: Foreign) -> Drawn:
                 "that sampling is not Poisson"
             )
         return Drawn("poisson", len(batches), 1.0 / len(batches))
+    if type(batches) is BallsInBinsSampler:
+        if batches.examples != len(loader.dataset):
+            raise ValueError(
+                f"loader must draw all of its {len(loader.dataset)} examples, got a BallsInBinsSampler of "
+                f"{batches.examples} examples"
+            )
+        return Drawn("balls-in-bins", len(batches), 1.0 / len(batches), batches.taken)
     if type(batches) is not data.BatchSampler:
         raise ValueError(_unknown(batches))
     order, size = batches.sampler, len(loader.dataset)
@@ -221,7 +230,7 @@ def _unknown(sampler: object) -> str:
     }.get(name)
     instead = "or train with poisson_sampling=True" if why else "or pass sampling= if you know how batches are drawn"
     return (
-        f"loader must draw by Poisson sampling or by shuffling all of the data, got {name}: "
+        f"loader must draw by Poisson sampling, into bins or by shuffling all of the data, got {name}: "
         f"{why or 'this sampler is not known'}; pass the loader that make_private returned, {instead}"
     )
 
@@ -229,13 +238,13 @@ def _unknown(sampler: object) -> str:
 def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
     if drawn is not None:
         if given not in (None, drawn.sampling):
-            raise ValueError(f"sampling must be None or {drawn.sampling!r}, the sampling of loader, got {given!r}")
+            raise ValueError(f"sampling must be None or {drawn.sampling!r}, the sampling of loader, got {told(given)}")
         return drawn.sampling
     if given is None:
         raise ValueError(
             "loader or sampling must be given, got neither: Opacus does not record how batches are drawn; pass the "
-            "loader that make_private returned, sampling='poisson' (Opacus' default), or sampling='shuffled' if you "
-            "trained with poisson_sampling=False"
+            "loader that make_private returned, sampling='poisson' (Opacus' default), or sampling='shuffled' or "
+            "'balls-in-bins' if you trained with poisson_sampling=False"
         )
     return given
 
@@ -252,6 +261,11 @@ def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
                 f"loader must be the one that all steps used, got a loader with {drawn.batches} batches per epoch, but "
                 f"recorded sample rates {shown}: if all steps used the same sampling, pass sampling= instead of loader="
             )
+    if drawn is not None and drawn.taken is not None and drawn.taken < run.steps:
+        raise ValueError(
+            f"loader must have drawn a batch for each of the {run.steps} recorded steps, got {drawn.taken} batches: "
+            "epochs whose batches are drawn again with the same seed are not independent; load the sampler's state"
+        )
     if sampling != "shuffled":
         return run.replace(sampling=sampling)
     if rates.size > 1 or abs(round(1.0 / rates[0]) * rates[0] - 1.0) > _SAME:
@@ -284,7 +298,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
         return run
     rates = np.asarray(run.sample_rate)
     size = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1)
-    if rates.ndim and is_adam(described):
+    if rates.ndim and described.is_adaptive:
         raise ValueError(
             f"privacy_engine must have recorded one sample rate with Adam, got {rates.min():g} to {rates.max():g}: a "
             "change of the batch size changes Adam's second moment; pass optimizer=lastiterate.Adam(...)"
@@ -294,12 +308,7 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
     if drawn is not None:
         size *= round(float(rates) / drawn.share)
     # The converted optimizer takes sums of gradients; the described one takes sums divided by the batch size.
-    decay = described.weight_decay * (1.0 if is_adam(described) and described.decoupled else size)
-    if is_sgd(described):
-        return run.replace(
-            optimizer=replace(described, learning_rate=described.learning_rate / size, weight_decay=decay)
-        )
-    return run.replace(optimizer=replace(described, eps=described.eps * size, weight_decay=decay))
+    return run.replace(optimizer=described.for_sums(size))
 
 
 def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimizer:

@@ -1,15 +1,13 @@
 """Private fine-tuning of Hugging Face causal language models, and audits with canaries of unseen tokens."""
 
-from lastiterate.common.errors import MissingExtra
+from lastiterate.common.errors import MissingExtra, not_installed
 
 try:
     import safetensors as _safetensors  # noqa: F401
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
-    raise MissingExtra(
-        f'language models need {error.name}, which is not installed: pip install "lastiterate[lm]"'
-    ) from error
+    raise MissingExtra(not_installed("training of language models", error.name, "lm")) from error
 
 from lastiterate.lm import lm_experiment as _experiment  # noqa: F401 - registers the experiment for texts
 from lastiterate.lm.fine_tuning import second_moment

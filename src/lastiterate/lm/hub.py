@@ -1,7 +1,7 @@
 """Safe loading of causal language models in Hugging Face's format: no file of a model can run code.
 
-Weights are loaded only from safetensors files. The option ``use_safetensors=True`` of transformers is not enough: a
-``config.json`` may name other weights (``transformers_weights``), an index may name shards that are pickles, and
+Weights are loaded only from safetensors files. The option ``use_safetensors=True`` of transformers is not enough. A
+``config.json`` may name other weights (``transformers_weights``). An index may name shards that are pickles. And
 transformers loads an adapter in the model's folder if peft is installed. All of these are checked first.
 """
 
@@ -322,7 +322,7 @@ def _check_built(name: str | Path, config: transformers.PreTrainedConfig, stored
         model = _TRANSFORMERS.AutoModelForCausalLM.from_config(config, **options)
     needed = sum(part.numel() * 4 for part in (*model.parameters(), *model.buffers()))
     if needed > max(most_bytes(), 4 * stored):
-        got = f"one of {needed:,}, of which its files hold {stored:,}"
+        got = f"one of {needed:,} with files of {stored:,}"
         raise too_large(f"{str(name)!r} must be a model that takes", got=got)
 
 

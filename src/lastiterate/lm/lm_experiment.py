@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,20 +13,16 @@ from lastiterate.auditing.design import OneModel, Quality
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
-from lastiterate.common.validation import number
+from lastiterate.common.validation import number, told
 from lastiterate.lm.example_gradients import Tensors
 from lastiterate.lm.fine_tuning import FIRST_REFERENCE, Model, TextReferences, second_moment, time_parts, train_models
 from lastiterate.lm.one_run_tokens import OneRunTokens
 from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.lm.unseen_tokens import UnseenTokens
-from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.common.progress import TrainingProgress
-
 
 _WATCHED = 2  # a purpose of reference models that no attack uses
 
@@ -45,7 +40,7 @@ def text_experiment(problem: TextProblem, given: Given) -> Experiment:
     if isinstance(attack, OneRunTokens):
         design = OneModel(given.models, given.seed)
         return OneFineTuning(given.run, problem, attack, design, given.seed, given.data)
-    raise ValueError(f"attack must be lm.UnseenTokens or lm.OneRunTokens for a TextProblem, got {attack!r}")
+    raise ValueError(f"attack must be lm.UnseenTokens or lm.OneRunTokens for a TextProblem, got {told(attack)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +61,7 @@ class _OnTexts(Experiment):
 
     def craft(self, progress: bool | None) -> Crafted:
         facts, moment = self.facts(progress), None
-        if is_adam(self.run.optimizer):  # Adam's second moment is measured on models without a canary
+        if self.run.is_adaptive:  # Adam's second moment is measured on models without a canary
             first = FIRST_REFERENCE + _WATCHED * 2**24
             moment = second_moment(self.run, self.problem, seed=self.seed, first=first, progress=progress)
         expected, words = self.attack.expected(facts), self.attack.words(facts)

@@ -18,7 +18,7 @@ from torch import Tensor
 from lastiterate.auditing.audit_target import Subject
 from lastiterate.common.errors import MissingExtra
 from lastiterate.common.types import Foreign, IntArray
-from lastiterate.common.validation import instance, integer, one_of
+from lastiterate.common.validation import instance, integer, one_of, told
 from lastiterate.lm import hub
 from lastiterate.lm.example_gradients import ExampleGradients, Tensors
 from lastiterate.lm.texts import Texts, Unit, split_texts
@@ -245,7 +245,7 @@ def _find_device(device: str | None) -> str:
     except (RuntimeError, AssertionError):  # AssertionError means that PyTorch does not support the device
         usable = False
     if not usable:
-        raise ValueError(f"device must be one that PyTorch can use here, such as cpu, got {device!r}")
+        raise ValueError(f"device must be one that PyTorch can use here, such as cpu, got {told(device)}")
     return device
 
 

@@ -59,7 +59,7 @@ class Texts:
             raise ValueError("texts must hold at least one text, got none")
         for text in self.texts:
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"texts must be strings that are not blank, got {text!r}")
+                raise ValueError(f"texts must be strings that are not blank, got {told(text)}")
         if self.people is not None:
             object.__setattr__(self, "people", tuple(self.people))
             if len(self.people) != len(self.texts):
@@ -249,7 +249,7 @@ def _json_lines(path: Path, lines: list[str], by: str | None) -> Iterator[_Examp
 
 
 def _person(path: Path, place: int, by: str, record: dict[str, object]) -> str:
-    """Return the person of a text. 7 and "7" count as one person, which is safe if they are two."""
+    """Return the person of a text. 7 and "7" count as one person. This is safe if they are two."""
     person = record.get(by)
     if isinstance(person, bool) or not isinstance(person, (str, int)) or person == "":
         must = f"name the person of each text in {by!r}, by a string or a whole number"

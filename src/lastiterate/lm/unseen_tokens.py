@@ -192,7 +192,7 @@ class UnseenTokens:
     def craft(self, run: DPSGD, problem: TextProblem, references: TextReferences) -> Facts:
         blocks = self._blocks(run)
         canary = self._choose(run, problem, references)
-        replacement = self._instead(problem, canary) if run.neighbours == "replace" else None
+        replacement = self._instead(problem, canary) if run.is_mirrored else None
         direction = self._direction(problem, canary, replacement)
         positions, count = Positions(direction), self.references_for(references.counted)
 

@@ -9,17 +9,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lastiterate.common.atomic_write import check_writable, write_whole
+from lastiterate.common.errors import install_hint
 from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kept_scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lastiterate.plot.style import Picture
 
 
@@ -135,7 +135,7 @@ def missing_libraries() -> str | None:
     """Return a text about missing libraries and how to install them, or None if nothing is missing."""
     for module in ("altair", "vl_convert"):
         if sys.modules.get(module, module) is None or find_spec(module) is None:
-            return f'plots need {module}, which is not installed: pip install "lastiterate[plot]"'
+            return f"plots need {module}, which is not installed: {install_hint('plot')}"
     return None
 
 

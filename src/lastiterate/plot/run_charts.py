@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power
     from lastiterate.compare_analyses import Curves
-    from lastiterate.privacy.analyses.calibrate import Target
-    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.privacy.curve import PrivacyCurve, Target
     from lastiterate.run import DPSGD
 
 # Points of each curve. Composition is slow for few steps, and the convex guarantee is always slow.
@@ -54,6 +53,25 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None
     words = [f"{describe(run)}; delta {spell_exact(delta)}", caveat_of(run)]
     words += [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items()]
     return styled(panels, "What the released model leaks", words)
+
+
+def risk_chart(run: DPSGD, track: Track = iter) -> alt.LayerChart:
+    """Return the risk of a person against the baseline: one curve for the guarantee, and one for the prediction."""
+    rows: list[Row] = []
+    names = (run.guarantee, "last_iterate")
+    for name in track(names):
+        at = np.linspace(0.0, 1.0, _RATES[name]) ** 3  # dense near 0, where the curves are steep
+        risks = ANALYSES[name].curve(run).risk(at).tolist()
+        rows += [{"analysis": ANALYSES[name].label, "baseline": x, "risk": y} for x, y in zip(at, risks, strict=True)]
+    axis: dict[str, Any] = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format="%", tickCount=6)}
+    x = alt.X("baseline:Q", title="success against a model trained without the person", **axis)
+    y = alt.Y("risk:Q", title="largest success against the released model", **axis)
+    ends = [{"baseline": 0.0, "risk": 0.0}, {"baseline": 1.0, "risk": 1.0}]
+    nothing = chart_of(ends).mark_line(color="#999", strokeWidth=1, strokeDash=[2, 3]).encode(x=x, y=y)
+    look = looks(ANALYSES[name].label for name in names)
+    curves = lines(rows, x, y, {"order": "baseline:Q", **look}, interpolate="monotone")
+    chart = layered(nothing, curves).properties(width=_WIDTH, height=_HEIGHT)
+    return styled(chart, "What can an attacker learn?", [describe(run), caveat_of(run), "Dotted: nothing is learnt."])
 
 
 def _epsilon_panel(run: DPSGD, delta: float, analyses: Curves, track: Track) -> alt.Chart:

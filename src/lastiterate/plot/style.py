@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
 
     class _Altair:
-        """The module altair, which is optional and slow to load. The first use of an attribute loads it."""
+        """The optional module altair, which is slow to load. The first use of an attribute loads it."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(import_module("altair"), name)

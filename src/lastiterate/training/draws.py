@@ -1,13 +1,13 @@
 """Counter-based random numbers for training. No draw depends on another.
 
-The generator is Threefry-2x32 with 20 rounds. Its bits are identical to those of JAX's generator. JAX's version is
+The generator is Threefry-2x32 with 20 rounds. JAX's generator gives the same bits. JAX's version is
 several times slower on CPUs, because it does not unroll the rounds and uses only half of the bits. A draw is a function
 of (seed, model, world, stream, step, index). Uniforms have 32 bits. Normals are made from uniforms by the Box-Muller
 transform, so they end at 6.8 standard deviations. The probability beyond is 1e-11.
 
 Binomial draws give the number of copies of an example in a batch. A uniform of 64 bits is looked up in a table of the
-distribution function, which is computed once in float64. JAX's own binomial works in float32 by rejection and is not
-exact for counts in the millions.
+distribution function. The table is computed once in float64. JAX's own binomial works in float32 by rejection and is
+not exact for counts in the millions.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _uniform(word: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
 
 
 def _sine_and_cosine(angle: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return sine and cosine to float32 precision on [-pi/4, pi/4] by Taylor series, which is faster than XLA's."""
+    """Return sine and cosine to float32 precision on [-pi/4, pi/4]. These Taylor series are faster than XLA's
+    functions."""
     square = angle * angle
     sine = angle * _polynomial(square, [(-1) ** k / math.factorial(2 * k + 1) for k in range(5)])
     return sine, _polynomial(square, [(-1) ** k / math.factorial(2 * k) for k in range(6)])

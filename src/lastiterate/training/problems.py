@@ -19,6 +19,7 @@ from jaxtyping import PyTree
 from numpy.typing import ArrayLike
 from scipy.special import bdtrc
 
+from lastiterate.common.search import first_integer
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array
 from lastiterate.common.validation import as_array, instance, integer, number, numbers
 from lastiterate.data import Dataset
@@ -33,7 +34,6 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.convex.distances import Contraction
 from lastiterate.run import DPSGD
 from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
@@ -191,7 +191,7 @@ def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure
     most = number("feature_norm", feature_norm, 0.0, open_low=True)
     allowed = number("failure", failure, 0.0, 1.0, open_low=True, open_high=True)
     optimizer = require_supported(run, _CONTRACTION).optimizer
-    assert is_sgd(optimizer)
+    assert optimizer is not None
     if problem.regulariser is not None or problem.regulariser_gradient is not None:
         raise ValueError("regulariser must be None: tell L2 by the optimizer's weight_decay, from which it contracts")
     smoothness = (1.0 + _ROUNDING) * _smoothness(problem, run, most)
@@ -234,8 +234,5 @@ def _largest_batch(problem: Problem, run: DPSGD, allowed: float) -> tuple[int, f
     size, rate = int(np.sum(copies, dtype=np.int64)), float(run.sample_rate)
     if size == 0 or rate == 1.0:
         return size, 0.0
-    low, high = -1, size  # batches larger than low are too probable
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if run.steps * float(bdtrc(middle, size, rate)) > allowed else (low, middle)
+    high = first_integer(lambda batch: run.steps * float(bdtrc(batch, size, rate)) <= allowed, -1, size)
     return high, run.steps * float(bdtrc(high, size, rate)) if high < size else 0.0

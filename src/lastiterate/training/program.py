@@ -73,11 +73,6 @@ class Program:
         assert self.run.optimizer is not None
         return self.run.optimizer
 
-    @property
-    def replaces(self) -> bool:
-        """True if another example takes the place of an absent canary."""
-        return self.run.neighbours == "replace"
-
     def initial(self) -> State:
         count = self.chunk_size
         copies = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], count, axis=0), self.problem.trainable)
@@ -112,7 +107,7 @@ class Program:
         total, drawn = self._noisy_sum(trained, order, inputs, step)
         if isinstance(self.canary, GradientCanary):
             # The replacement of the canary has the opposite gradient.
-            there = 2.0 * inputs.present - 1.0 if self.replaces else inputs.present
+            there = 2.0 * inputs.present - 1.0 if self.run.is_mirrored else inputs.present
             total = self._add_canary(total, drawn * there, trained, inputs, step)
         regulariser = jax.vmap(lambda t: self.problem.unclipped_gradient(t, step))(trained)
         if regulariser is not None:
@@ -136,7 +131,7 @@ class Program:
                 if isinstance(sampler, GroupSampler) and not isinstance(self.canary, ExampleCanary):
                     # The slots of a gradient canary come last and can be cut off.
                     slots, weights, is_canary = (each[:, : self.problem.size] for each in (slots, weights, is_canary))
-                if not (self.replaces and isinstance(self.canary, ExampleCanary)):
+                if not (self.run.is_mirrored and isinstance(self.canary, ExampleCanary)):
                     counted = inputs.present[:, None] if isinstance(self.canary, ExampleCanary) else 0.0
                     weights = weights * jnp.where(is_canary, counted, 1.0)
                 added = self._clipped_sums(self.form, trained, slots, weights, inputs, step)
@@ -148,7 +143,8 @@ class Program:
         return total, drawn
 
     def _noise(self, trained: PyTree, inputs: Inputs, step: jax.Array) -> PyTree:
-        """Return the noise of a step. A noise filter also needs the noise of earlier steps, which is drawn again."""
+        """Return the noise of a step. A noise filter also needs the noise of earlier steps. That noise is drawn
+        again."""
         if self.run.noise_filter is None:
             return self._draw(trained, inputs, step)
         coefficients = jnp.asarray(self.run.noise_filter[: self.run.steps])
@@ -190,7 +186,7 @@ class Program:
             return jnp.minimum(slots, size - 1)
         different = self.run.group_size if self.canary.is_group else 1
         rows = jnp.minimum(slots, size + different - 1)
-        if not self.replaces:
+        if not self.run.is_mirrored:
             return rows
         return jnp.where((slots >= size) & (present[:, None] == 0.0), rows + different, rows)
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, IntArray, RealArray
-from lastiterate.common.validation import as_array, boolean, instance, integer, one_of, shape
+from lastiterate.common.validation import as_array, boolean, instance, integer, one_of, shape, told
 from lastiterate.features import TRAINER, require_supported
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
@@ -146,11 +146,11 @@ def _models(models: int | ArrayLike, present: bool | ArrayLike) -> tuple[IntArra
     else:
         numbers = as_array("models", models)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not np.all((numbers >= 0) & (numbers < 2**32)):
-            raise ValueError(f"models must be a number or a list of integers in [0, 2^32), got {models!r}")
+            raise ValueError(f"models must be a number or a list of integers in [0, 2^32), got {told(models)}")
         numbers = numbers.astype(np.int64, copy=False)
     worlds = as_array("present", present)
     if worlds.dtype != np.bool_ or worlds.shape not in ((), numbers.shape):
-        raise ValueError(f"present must be a boolean, or one for each of {len(numbers)} models, got {present!r}")
+        raise ValueError(f"present must be a boolean, or one for each of {len(numbers)} models, got {told(present)}")
     worlds = np.broadcast_to(worlds, numbers.shape)
     if not given_count and len(set(zip(numbers.tolist(), worlds.tolist(), strict=True))) < len(numbers):
         raise ValueError("models must be different in number or in present: two equal ones would be the same model")

@@ -177,7 +177,7 @@ class Trainer:
     def with_canary(self, canary: GradientCanary) -> Trainer:
         """Return a trainer with another gradient canary and the same compiled program. No canary may be a function."""
         if not isinstance(self.canary, GradientCanary) or callable(self.canary.gradient) or callable(canary.gradient):
-            raise ValueError("canary must be a gradient, as that of the trainer must be, and not a function")
+            raise ValueError("canary must be a constant gradient, and so must the trainer's own canary")
         other = copy(self)
         other.canary = canary
         with jax.enable_x64(self._double):
@@ -195,7 +195,7 @@ class Trainer:
         optimizer = self.run.optimizer
         assert optimizer is not None
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.problem.trainable)]
-        copies = 3 + bool(optimizer.momentum) + (optimizer.averaging is not None) + 2 * is_adam(optimizer)
+        copies = 3 + bool(optimizer.momentum) + (optimizer.averaging is not None) + 2 * optimizer.is_adaptive
         example = sum(leaf[0].nbytes for leaf in map(np.asarray, jax.tree.leaves(self.problem.examples)))
         numbers = self._form.numbers if self._form else 1
         return copies * sum(leaf.nbytes for leaf in leaves), example + numbers * leaves[0].itemsize
@@ -366,8 +366,8 @@ def _check_models(models: IntArray, present: BoolArray) -> None:
 
 
 def _check_example_canary(problem: Problem, canary: ExampleCanary, run: DPSGD) -> None:
-    if (run.neighbours == "replace") != (canary.replacement is not None):
-        needs = "have a replacement" if run.neighbours == "replace" else "have no replacement"
+    if run.is_mirrored != (canary.replacement is not None):
+        needs = "have a replacement" if run.is_mirrored else "have no replacement"
         raise ValueError(f"canary must {needs} where neighbours is {run.neighbours!r}, got {told(canary.replacement)}")
     leading = (run.group_size,) if canary.is_group else ()
     one = jax.tree.map(lambda leaf: leading + np.shape(leaf)[1:], problem.examples)

@@ -25,7 +25,7 @@ class Weights(NamedTuple):
 def start(optimizer: Optimizer, parameters: PyTree[jax.Array]) -> Weights:
     """Return the weights before the first step."""
     zeros = jax.tree.map(jnp.zeros_like, parameters)
-    if is_adam(optimizer):
+    if optimizer.is_adaptive:
         return Weights(parameters, zeros, None, zeros)
     momentum = zeros if optimizer.momentum else None
     return Weights(parameters, momentum, None if optimizer.averaging is None else jax.tree.map(jnp.array, parameters))

@@ -115,6 +115,7 @@ class Seen:
     error: str = ""
     next_look: float = 0.0
     reading: asyncio.Task[None] | None = None
+    state: object = None  # the state that pages were told
     counts: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=60))
 
 
@@ -193,6 +194,10 @@ class Audits:
             await self._tell()
         for name, path in stores.items():
             seen, token = self._seen[name], token_of(path)
+            state = self._state(name, path, seen.fields)["state"] if seen.fields else None
+            if state != seen.state:  # shown at once, however long the next reading of the store takes
+                seen.state = state
+                await self._tell()
             if token != seen.token and monotonic() >= seen.next_look and (seen.reading is None or seen.reading.done()):
                 seen.reading = asyncio.ensure_future(self._read(seen, token))  # a slow store does not delay the others
 

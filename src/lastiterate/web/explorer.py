@@ -25,8 +25,7 @@ from lastiterate.common.validation import number, written_number
 from lastiterate.compare_analyses import Answer, ask, ask_all, noise_rows
 from lastiterate.formatting import describe, neighbours_of, spell_exact, spell_up
 from lastiterate.mechanism import SAMPLINGS
-from lastiterate.privacy.analyses.calibrate import Target
-from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.privacy.curve import PrivacyCurve, Target
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 from lastiterate.web.form_fields import ASKED, NAMES, Reader, counting

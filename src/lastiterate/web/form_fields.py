@@ -65,6 +65,10 @@ FIELDS = (
         "last_batch", "smaller last batch", "data", "what happens to the rest of an epoch", "keep",
         choices=get_args(LastBatch), needs=("sampling", ("shuffled",)),
     ),
+    Field(
+        "max_batch_size", "largest batch", "data", "examples; the rest is dropped", "640", low=1, high=65536,
+        is_whole=True, needs=("sampling", ("truncated-poisson",)),
+    ),
     Field("noise_multiplier", "noise multiplier", "privacy", "noise over clipping norm; more noise leaks less", "0.7",
         low=0.1, high=20),
     Field("delta", "delta", "privacy", "chance that the promise fails; far below 1 / examples", "1e-5", low=1e-10,

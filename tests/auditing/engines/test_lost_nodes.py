@@ -4,8 +4,10 @@ import importlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import lastiterate as li
+from lastiterate.auditing.engines.ray_driver import check_answer, connect
 from lastiterate.auditing.engines.ray_engine import Ray
 from tests.tools.lost_nodes import QUICK, Nodes, finish, start, survive, wait_for_trials, write_subject
 
@@ -129,3 +132,34 @@ def train(seed, canary):
     ):
         time.sleep(0.2)
     assert left == ""
+
+
+def test_a_head_that_only_its_own_machine_reaches_is_explained(monkeypatch):
+    """Ray replaces 127.0.0.1 by the machine's address, and would look there for half a minute."""
+    import ray
+
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.2")  # where nobody listens
+
+    def answer(listening):
+        with listening.accept()[0] as asked:
+            asked.sendall(b"\0\0\0\x04\0\0\0\0\0")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        port = listening.getsockname()[1]
+        words = rf"Ray replaces it by '127\.0\.0\.2', where this cluster does not listen\. .* --port={port}`$"
+        with pytest.raises(ValueError, match=words):
+            check_answer(f"127.0.0.1:{port}")
+
+
+def test_a_cluster_with_a_token_is_explained(monkeypatch):
+    import ray
+
+    def fail(**options):
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    words = r"Failed to connect\. If the cluster needs a token, .* set RAY_AUTH_MODE=token$"
+    with pytest.raises(ValueError, match=words):
+        connect("192.0.2.7:6379")

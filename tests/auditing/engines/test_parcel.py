@@ -52,12 +52,3 @@ def test_a_trainers_module_goes_along_and_those_that_it_imports_are_compared(mod
     assert node.disagreement(parcel.program, found) is None
     (tmp_path / "late_of_mine.py").write_text("1\n")
     assert "module 'late_of_mine'" in node.disagreement(parcel.program, node.report(parcel.program["modules"]))
-
-
-def test_any_changed_line_of_the_package_is_another_program(tmp_path):
-    (tmp_path / "a.py").write_text("1\n")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "c.py").write_text("2\n")
-    before = node.digest_of_folder(tmp_path)
-    (tmp_path / "b" / "c.py").write_text("3\n")
-    assert node.digest_of_folder(tmp_path) != before

@@ -31,20 +31,6 @@ def test_choosing_the_direction_costs_no_confidence(confidence):
     assert above / 1000 <= 1.0 - confidence + 3.0 * math.sqrt(confidence * (1.0 - confidence) / 1000)
 
 
-def test_what_separates_the_other_way():
-    assert backwards(normal(0, -0.5, 512), normal(1, 0.0, 512))
-    assert backwards(normal(0, -0.3, 512), normal(1, 0.0, 512))  # too little for any number of smallest scores
-    assert backwards([-math.inf] * 30 + [math.inf], [0.0] * 30)
-    assert backwards([0.0] * 25, [1.0] * 25)
-    rare = np.where(np.arange(512) % 16 == 0, -9.0, normal(0, 0.0, 512))  # one model in sixteen shows it
-    assert backwards(rare, normal(1, 0.0, 512))
-    assert not backwards(normal(0, 0.5, 512), normal(1, 0.0, 512))
-    assert not backwards(3.0 * normal(0, 0.3, 512), normal(1, 0.0, 512))  # wider: both ways
-    assert not backwards([0.0] * 4, [1.0] * 4)  # too few to tell
-    assert not backwards([0.0], [math.inf])
-    assert not backwards([2.0] * 300, [2.0] * 10)
-
-
 @pytest.mark.slow
 def test_noise_seldom_separates_the_other_way():
     """6,000 audits of noise, half of them with ties, of 1 to 60 models: 0.6 are expected at most. Four seconds."""

@@ -41,5 +41,5 @@ def test_momentum_and_shuffled_batches_have_their_own_family():
     gaussian = li.estimate(scores_in, scores_out, method="gdp").epsilon
     assert li.estimate(scores_in, scores_out, method="last-iterate", run=heavy).epsilon > gaussian
     assert li.estimate(scores_in, scores_out, method="last-iterate", run=shuffled).epsilon == pytest.approx(gaussian)
-    with pytest.raises(ValueError, match="sampling must be 'poisson' or 'full' for composition, got 'shuffled'"):
+    with pytest.raises(ValueError, match="'balls-in-bins' for composition, got 'shuffled'"):
         li.estimate([0.0], [0.0], method="composition", run=shuffled)

@@ -68,14 +68,6 @@ def test_both_hold_for_a_gaussian(method, threshold):
     assert share_above(gaussian, 300, truth, **options) <= allowed(0.8)
 
 
-def test_p_values_without_delta_are_the_binomials():
-    from scipy.stats import binom
-
-    for right in (0, 5, 80, 100):
-        rate = math.exp(1.0) / (1.0 + math.exp(1.0))
-        assert p_value(1000, 100, right, 1.0, 0.0) == pytest.approx(binom.sf(right - 1, 100, rate), rel=1e-9)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_bounds_agree_with_jax_privacy():
     """Another implementation of both papers, at one threshold; it calls only the larger scores."""

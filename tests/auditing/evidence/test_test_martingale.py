@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.integrate import quad
 
 import lastiterate as li
@@ -27,15 +25,6 @@ def test_at_the_bound_the_mixture_of_likelihood_ratios_is_one_over_the_error(err
     peak = np.arcsin(np.sqrt(max(errors / models, 1e-6)))
     mean = quad(ratio, 1e-12, end, points=[min(peak, 0.99 * end)], epsabs=0, epsrel=1e-10, limit=500)[0] / end
     assert mean == pytest.approx(1 / ERROR, rel=1e-6)
-
-
-@given(st.integers(1, 5000), st.floats(0.0, 1.0), st.floats(1e-9, 0.5))
-def test_more_errors_give_a_larger_bound_and_looking_once_a_smaller_one(models, share, error):
-    errors = int(share * models)
-    bound, more = anytime_bound([errors, min(errors + 1, models)], models, error)
-    assert upper_bound(errors, models, error) <= bound <= more <= 1.0
-    assert anytime_bound(models, models, error) == 1.0
-    assert anytime_bound(errors, models, error) == pytest.approx(bound, rel=1e-11)
 
 
 def _share_ever_wrong(bound, rate, sequences, models):

@@ -8,7 +8,6 @@ from lastiterate import attacks
 from lastiterate.attacks.attack import LinearScores, Unknown
 from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.score_signal import Kind, share_of, signal_bound, spread_of
-from lastiterate.auditing.evidence.verdict import judge_scores
 from lastiterate.auditing.evidence.verdict_strength import strength_of
 
 RUN = li.DPSGD(50, 0.1, 1.0)
@@ -55,14 +54,6 @@ def test_enough_models_of_a_correct_training_are_consistent_and_say_what_they_wo
     assert result.strength.caught > 0.5
     assert "This audit would have caught noise below 0.5" in str(result)
     assert "if the noise of training moves the scores" in result.strength.words
-
-
-def test_an_epsilon_that_is_claimed_without_a_run_must_be_told_from_twice_as_much():
-    generator = np.random.default_rng(0)
-    scores = generator.normal(0.8, 1.0, 2000), generator.normal(size=2000)
-    found = judge_scores(*scores, claim_of(None, 1e-5, 4.0), Kind.LAST_ITERATE, 1e-5, 0.95, "split", None)
-    assert found.strength.is_epsilon
-    assert "for a Gaussian mechanism at delta 1e-5" in found.strength.words
 
 
 def test_the_share_of_the_signal_and_the_spread_invert_the_expected_signal():

@@ -12,19 +12,6 @@ def poisson_sizes(run, examples, seed=0):
     return np.random.default_rng(seed).binomial(examples, np.broadcast_to(run.sample_rate, run.steps))
 
 
-def shuffled_sizes(examples, batch, epochs):
-    """As a plain loader has them, the last batch of an epoch being what is left."""
-    return [min(batch, examples - begin) for _ in range(epochs) for begin in range(0, examples, batch)]
-
-
-def test_401_examples_in_batches_of_100_are_five_batches_an_epoch():
-    sizes = shuffled_sizes(401, 100, epochs=2)
-    with pytest.raises(ValueError, match=r"made 10 steps, but the run declares 8"):
-        li.Trained(0.0, steps=len(sizes)).check(RUN)
-    with pytest.raises(ValueError, match=r"made 10 batches, but the run declares 8"):
-        li.Trained(0.0, batch_sizes=sizes).check(RUN)
-
-
 @pytest.mark.parametrize("noise", [0.5, 1.001, np.linspace(0.9, 1.1, 8)])
 def test_another_noise_is_refused_with_both_values(noise):
     with pytest.raises(ValueError, match=r"noise_multiplier must be that of the training, .*, but the run declares 1"):

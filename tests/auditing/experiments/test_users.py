@@ -5,7 +5,6 @@ import pytest
 
 import lastiterate as li
 from lastiterate import attacks
-from lastiterate.auditing.experiments.user_trainer import FIRST_REFERENCE, trainer_seed
 from lastiterate.auditing.load_evidence import read
 from lastiterate.auditing.stores.store import Store
 from lastiterate.common.errors import TrainerFailed, guarded
@@ -28,17 +27,6 @@ def failing(on, failure):
 
 def divide():
     return 1 / 0
-
-
-def test_seeds_differ_within_an_audit_and_from_one_audit_to_another():
-    own = {trainer_seed(7, model, present) for model in range(20_000) for present in (False, True)}
-    assert len(own) == 40_000
-    assert all(0 <= seed < 2**32 for seed in own)
-    references = {trainer_seed(7, FIRST_REFERENCE + model, False) for model in range(1000)}
-    assert not own & references
-    for first, second in [(1000, 2024), (0, 2**62), (1, 2**63 - 1), (5, 5 + 1024), (3, 3 + 2**32)]:
-        same = sum(trainer_seed(first, model, True) == trainer_seed(second, model, True) for model in range(1000))
-        assert same == 0
 
 
 def test_a_store_begun_with_other_seeds_is_reported_and_not_continued(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -203,3 +204,15 @@ def test_looking_keeps_no_writer_out(tmp_path):
     finally:
         done.set()
         looking.join()
+
+
+def test_a_reader_who_looks_for_a_moment_leaves_no_log_behind(path):
+    store = begin(path)
+    store.add(chunk())
+    with Store.read(path) as reader:
+        closing = threading.Thread(target=store.close)
+        closing.start()
+        assert len(reader.scores())
+        time.sleep(0.2)
+    closing.join()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]

@@ -17,16 +17,6 @@ def found():
     return malicious.probe(SETTING)
 
 
-def test_the_most_telling_encoding_comes_last(found):
-    assert found.name == "malicious"
-    assert [case.label for case in found.cases] == ["one-bit", "linear"]
-    assert found.setting == SETTING
-    assert found.run.steps == 30
-    assert [(row["encoding"], row["exact"], row["empirical"], row["models"]) for row in found.rows] == [
-        (case.label, case.exact.value, case.empirical, 2000) for case in found.cases
-    ]
-
-
 def test_without_a_noise_the_standard_epsilon_is_8(found):
     assert found.predictions["composition"].value == pytest.approx(8.0, rel=1e-5)
     assert found.predictions["last_iterate"].value == pytest.approx(li.last_iterate(found.run).epsilon(1e-5))

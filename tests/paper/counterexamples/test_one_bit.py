@@ -1,7 +1,5 @@
 """One bit a step: two binomials, whose epsilon is exact and lies below composition."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 import lastiterate as li
-from lastiterate.paper.counterexamples.malicious import best_threshold, bits, epsilon_bounds, one_bit, pass_rates
+from lastiterate.paper.counterexamples.malicious import best_threshold, bits, epsilon_bounds, one_bit
 
 
 def epsilon_by_tails(steps, a, c, delta):
@@ -38,18 +36,6 @@ def test_the_curve_is_that_of_two_binomials(steps, rate, noise, threshold, delta
     found = one_bit(li.DPSGD(steps, rate, noise), threshold)
     assert found.epsilon(delta) == pytest.approx(epsilon_by_tails(steps, a, c, delta), rel=1e-9, abs=1e-9)
     assert found.is_guarantee is False
-
-
-def test_a_single_step_has_a_closed_form():
-    run = li.DPSGD(1, 0.3, 0.7)
-    for threshold in (-0.5, 0.4, 1.5):
-        a, c = pass_rates(run, threshold)
-        assert a == pytest.approx(norm.sf(threshold / 0.7))
-        assert c == pytest.approx(0.7 * a + 0.3 * norm.sf((threshold - 1.0) / 0.7))
-        for delta in (1e-5, 0.01):
-            expected = max(math.log((c - delta) / a), math.log((1.0 - a - delta) / (1.0 - c)))
-            assert one_bit(run, threshold).epsilon(delta) == pytest.approx(expected)
-        assert one_bit(run, threshold).advantage() == pytest.approx(c - a)
 
 
 # Measured apart from this code, by dense scans of thresholds; the search may miss the highest peak by a little.

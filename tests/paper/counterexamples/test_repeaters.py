@@ -23,7 +23,6 @@ PRESENT = np.arange(MODELS) % 4 > 0  # a quarter of the models has no canary
 MORE = 333_333_400  # repeaters, where 3,333,334 are enough
 THRESHOLD = 1.2  # which bits often pass
 ATTACKS = {"one-bit": Malicious("one-bit", THRESHOLD), "linear": Malicious("linear")}
-KEPT = 10.0 * NOISE  # a bit's size
 BATCHES = 8e-3  # by how much batches of 1,000,000 repeaters may stray: more than eight standard deviations
 
 
@@ -75,16 +74,6 @@ def test_the_canary_moves_the_coordinate_of_the_step_by_1_when_it_is_in_the_batc
     here = joined[PRESENT]
     low, high = binom.ppf([5e-5, 1.0 - 5e-5], here.size, RATE)  # a false alarm in 10,000
     assert low <= here.sum() <= high
-
-
-def test_bits_say_whether_the_threshold_was_passed_and_never_flip():
-    iterates, parameters = trained("one-bit")
-    passed = np.stack([iterates[:, step + 1, step] >= THRESHOLD for step in range(STEPS)], axis=1)
-    assert 0.02 < passed.mean() < 0.5
-    for step in range(1, STEPS):
-        written = left_over(iterates, step)[:, :step]
-        assert written == pytest.approx(np.where(passed[:, :step], KEPT, -KEPT), abs=BATCHES * 3 * KEPT)
-    assert np.array_equal(armed("one-bit").score(parameters), passed.sum(axis=1))
 
 
 def test_values_are_enlarged_once_and_then_left_alone():

@@ -1,6 +1,5 @@
 """The shifting regulariser: its last iterate is the history of the run, as the paper says, and leaks like it."""
 
-import re
 from dataclasses import replace
 
 import jax
@@ -94,18 +93,6 @@ def test_large_growth_makes_composition_tight():
     assert li.composition(Shift(1e6).seen(run)).epsilon(1e-5) == pytest.approx(
         li.composition(run).epsilon(1e-5), rel=1e-8
     )
-
-
-def test_a_growth_beyond_the_range_of_floats_is_refused_by_name_and_the_largest_is_accepted():
-    with pytest.raises(ValueError, match=r"growth must be at most .* for 50 steps.*got 10000000\.0") as refused:
-        shift.probe(replace(DEFAULTS, growth=1e7))
-    most = float(re.search("at most ([^ ]+) for", str(refused.value))[1])
-    assert Shift(most).fits(50)
-    assert not Shift(1.001 * most).fits(50)
-    assert Shift(2.0).fits(1000)
-    assert Shift(1e300).fits(2)
-    with pytest.raises(ValueError, match=r"growth must be at least 1 and finite, got 0\.5"):
-        Shift(0.5)
 
 
 def test_attack_finds_nine_tenths_of_composition():

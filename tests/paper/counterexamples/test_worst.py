@@ -39,11 +39,6 @@ def test_parameters_give_the_weights(found):
     assert sorted(levels.weights) == pytest.approx([light] * (5 - heavy) + [1.0] * heavy)
 
 
-def test_no_decay_of_a_dense_scan_is_worse(found):
-    scan = [epsilon((1 - alpha) ** np.arange(5)) for alpha in np.linspace(0.0, 1.0, 101)]
-    assert max(scan) <= found["decay"].epsilon * (1 + 1e-7)
-
-
 def test_no_momentum_of_a_dense_scan_is_worse(found):
     scan = [
         li.SGD(1.0, momentum=beta, weight_decay=share * (1 - math.sqrt(beta)) ** 2).weights(5)

@@ -31,13 +31,6 @@ def test_region_is_that_of_brute_force(parameters, most):
     assert find_region(*parameters) == region_by_brute_force(most, *parameters)
 
 
-def test_there_may_be_no_region():
-    epsilons = li.last_iterate_epsilon(np.arange(1, 3_001), 0.1, 1.0, 1e-6)
-    assert epsilons[1:].min() > epsilons[0]
-    assert find_region(0.1, 1.0, 1e-6) is None
-    assert find_region(1.0, 1.0, 1e-6) is None
-
-
 def test_a_region_may_end_beyond_what_is_tried():
     region = find_region(1e-5, 0.2, 1e-8)
     assert region.last is None
@@ -66,8 +59,3 @@ def test_probe_refutes_the_heuristic():
     assert "2 to 1,595 steps is below the heuristic of one step. It is lowest at 21" in said
     assert "4.23 times as much" in STORIES["zeroing"].sentences(found)[1]
     assert "the heuristic is too low here" in str(counterexample_chart(found, "A title").to_dict())
-
-
-def test_noise_must_be_given():
-    with pytest.raises(ValueError, match="noise_multiplier must be given"):
-        zeroing.probe(replace(DEFAULTS, noise_multiplier=None))

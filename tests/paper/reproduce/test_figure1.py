@@ -27,13 +27,6 @@ def test_the_heuristic_lies_between_its_baselines(rows):
         assert row["last_iterate"] <= row["composition"] * (1 + 1e-6)
 
 
-def test_panel_a_keeps_expected_uses_and_total_noise(rows):
-    for row in panel(rows, "a"):
-        assert row["steps"] * row["sample_rate"] == pytest.approx(figure1.EPOCHS)
-        assert row["steps"] * row["noise_multiplier"] ** 2 == pytest.approx(figure1.TOTAL_VARIANCE)
-    assert len({round(row["full_batch"], 9) for row in panel(rows, "a")}) == 1
-
-
 def test_panel_c_shows_the_heuristic_falling_before_it_rises(rows):
     epsilons = [row["last_iterate"] for row in panel(rows, "c")]
     lowest = epsilons.index(min(epsilons))

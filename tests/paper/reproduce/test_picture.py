@@ -5,22 +5,10 @@ import pytest
 from lastiterate.paper.reproduce.audited_figures import Panel, by_batch_size, by_steps
 from tests.paper.reproduce.conftest import assert_shows, audited, values
 
-ATTACKS = {"dirac": "a random parameter", "quiet": "the quietest parameter"}
-
 
 def drawn(rows, attacks=None):
     (panel,) = by_steps("A title", [Panel("q = 0.1", "noise 2", rows)], attacks).to_dict()["hconcat"]
     return panel
-
-
-def test_a_panel_has_both_analyses_and_what_each_attack_found():
-    rows = audited(steps=(10, 30, 100), attack=("dirac", "quiet"))
-    panel = drawn(rows, ATTACKS)
-    assert_shows(panel, rows, "steps", ATTACKS)
-    assert (panel["title"]["text"], panel["title"]["subtitle"]) == ("q = 0.1", "noise 2")
-    assert panel["layer"][0]["encoding"]["y"]["title"] == "epsilon at delta 1e-5"
-    aside = {row["found"]: row["steps"] for row in values(panel["layer"][1])[:2]}
-    assert aside["a random parameter"] < 10 < aside["the quietest parameter"]  # neither hides the other
 
 
 def test_an_attack_that_found_no_number_has_no_point():

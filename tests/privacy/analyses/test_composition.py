@@ -138,20 +138,6 @@ def _few_levels(values, up, levels=10):
     return grid[np.searchsorted(grid, values) - (0 if up else 1)]
 
 
-def growing_noise(growth: float, steps: int) -> np.ndarray:
-    """Most of its values are close to the largest, where the tilt of the others is strong."""
-    return np.sqrt(np.cumsum(growth ** (-2.0 * np.arange(steps))))
-
-
-def test_a_long_schedule_whose_first_steps_stand_out():
-    """It was 1.46878, below what the first step alone costs, with a tight bracket."""
-    run = li.DPSGD(1000, 0.01, 0.5862598506772712 * growing_noise(1.25, 1000))
-    lower, upper = li.composition(run).bracket(1e-5)
-    assert lower < li.composition(run).epsilon(1e-5) < upper < lower + 2e-6
-    assert lower == pytest.approx(2.164987, abs=2e-6)  # every step by itself
-    assert lower > li.composition(run.prefix(1)).epsilon(1e-5)
-
-
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
 def test_sampling_without_a_proof_of_amplification_is_refused(sampling):
     run = li.DPSGD(steps=100, sample_rate=0.1, noise_multiplier=1.0, sampling=sampling)

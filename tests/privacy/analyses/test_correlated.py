@@ -84,13 +84,6 @@ def test_the_noise_of_the_last_iterate_is_that_of_rational_numbers(filter_, step
     assert 0 <= float(1 - found / exact) < 1e-13 or abs(float(1 - found / exact)) < 1e-14
 
 
-def test_noise_that_is_taken_back_leaves_little_and_that_little_is_known_exactly():
-    run = li.DPSGD(500, 0.1, 1.0, weights=[1.0] * 500, noise_filter=[1.0, -1.0 + 1e-12])
-    exact = exact_variance(run.noise_filter, run.weights, [1.0] * 500)
-    assert law_of(run).noise == pytest.approx(math.sqrt(exact), rel=1e-14)  # of the last step's noise, and 1e-12 a step
-    assert math.sqrt(exact) < 1.0 + 1e-9
-
-
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("apart", [1, 2, 3, 5])
 def test_the_guarantee_is_the_worst_of_all_batches_tried_one_by_one(name, apart):
@@ -128,8 +121,7 @@ def test_bounds_that_look_at_less_are_never_below_the_worst(filter_, steps, apar
 
 @pytest.mark.parametrize(("steps", "apart"), [(3000, 1), (3000, 50), (3000, 3000)])
 def test_sensitivities_of_falling_filters_are_those_of_jax_privacy(steps, apart):
-    import jax
-    import jax_privacy.matrix_factorization.toeplitz as toeplitz
+    jax, toeplitz = pytest.importorskip("jax"), pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
 
     with jax.enable_x64(True):
         strategy = toeplitz.optimal_max_error_strategy_coefs(steps)
@@ -168,7 +160,7 @@ def test_poisson_sampling_with_a_separation_is_that_of_groups_that_take_turns():
 
 
 def test_groups_that_take_turns_are_those_of_jax_privacys_sampler():
-    import jax_privacy.batch_selection as selection
+    selection = pytest.importorskip("jax_privacy.batch_selection")
 
     run = li.DPSGD(10, 0.2, 1.0, noise_filter=FILTER, min_separation=3)
     sampler = selection.CyclicPoissonSampling(

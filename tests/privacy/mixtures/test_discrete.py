@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -71,14 +71,6 @@ def test_delta_is_that_of_the_most_telling_of_all_sets(pair, epsilon):
 @settings(max_examples=40)
 def test_fnr_is_that_of_the_best_test_with_coins(pair, fpr):
     assert curve(*pair).fnr(fpr) == pytest.approx(fnr_of_all_tests(*pair, fpr), abs=1e-7)  # the program's own tolerance
-
-
-@given(pair=pairs(least=1), epsilon=st.floats(0.01, 3.0))
-def test_epsilon_of_delta_is_epsilon(pair, epsilon):
-    this = curve(*pair)
-    delta = this.delta(epsilon)
-    assume(delta > 1e-6)
-    assert this.epsilon(delta) == pytest.approx(epsilon, rel=1e-6)
 
 
 @given(pair=pairs(), epsilon=st.floats(0.0, 3.0))

@@ -118,14 +118,6 @@ def test_shuffled_batches_have_the_canary_once_an_epoch(drawn):
     assert_is_law(law_of(run), by_permutations(run, dataset_size, batch_size))
 
 
-def test_steps_that_count_for_nothing_are_left_out_but_their_noise_stays():
-    law = law_of(DPSGD(5, [0.1, 0.0, 0.2, 1.0, 0.3], 1.0, weights=[1.0, 1.0, 0.0, 0.5, 0.25]))
-    assert law.rates.tolist() == [0.1, 0.3]
-    assert law.weights.tolist() == [1.0, 0.25]
-    assert law.constant == 0.5
-    assert law.noise == pytest.approx(math.sqrt(1 + 1 + 0.25 + 0.0625))
-
-
 @pytest.mark.parametrize("weights", [None, -3.0, np.full(1000, 0.2)])
 def test_equal_steps_are_binomial(weights):
     law = law_of(DPSGD(1000, 0.1, 2.0, weights=weights))

@@ -24,6 +24,7 @@ from lastiterate.auditing.stores.audit_record import Crafted
 from lastiterate.auditing.user_code import is_installed, neighbours
 from lastiterate.common.errors import ClusterLost
 from lastiterate.common.types import Fields, Foreign
+from lastiterate.common.validation import told
 
 NODE_LOSSES = 100  # largest number of nodes that one task may lose
 NO_ROOM = 60.0  # longest time in seconds during which no node has room for a task
@@ -190,14 +191,17 @@ def connect(address: str | None) -> None:
         try:
             ray.init(address=address, **options)
         except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
-            raise not_running(given, first_line(error)) from None
+            reason = first_line(error)
+            if isinstance(error, ConnectionError) and "RAY_AUTH_MODE" not in os.environ:
+                reason += ". If the cluster needs a token, as Ray's clusters do by default, set RAY_AUTH_MODE=token"
+            raise not_running(given, reason) from None
         except ray.exceptions.RayError as error:
             raise ClusterLost(f"it cannot be started or joined: {first_line(error)}") from None
 
 
 def not_running(address: str | None, reason: str) -> ValueError:
     """Return the error for an address at which no cluster runs."""
-    return ValueError(f"address must be that of a running Ray cluster, got {address!r}: {reason}")
+    return ValueError(f"address must be the address of a running Ray cluster, got {told(address)}: {reason}")
 
 
 def check_answer(address: str) -> None:
@@ -208,11 +212,27 @@ def check_answer(address: str) -> None:
     except ValueError:
         host = port = None
     if not host or not port:
-        raise ValueError(f"address must be HOST:PORT, ray://HOST:PORT, auto or local, got {address!r}")
+        raise ValueError(f"address must be HOST:PORT, ray://HOST:PORT, auto or local, got {told(address)}")
+    if not _is_ray(address, host, port):
+        raise ValueError(f"address must be that of a Ray cluster, but another service listens at {address!r}")
+    if host in ("localhost", "127.0.0.1", "::1") and not address.startswith("ray://"):
+        own = import_ray().util.get_node_ip_address()
+        try:
+            _is_ray(address, own, port)
+        except ValueError:
+            what = f"replaces it by {own!r}, where this cluster does not listen"
+            raise ValueError(
+                f"address must be one that other programs can reach, got {told(address)}: Ray {what}. "
+                f"Start its head with `ray start --head --node-ip-address={own} --port={port}`"
+            ) from None
+
+
+def _is_ray(address: str, host: str, port: int) -> bool:
+    """Return whether a Ray service answers. Raise if nothing does."""
     try:
         with socket.create_connection((host, port), PATIENCE) as asked:
             if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-                return
+                return True
             asked.sendall(_HELLO)
             said = asked.recv(9)
     except (TimeoutError, ConnectionResetError):
@@ -220,10 +240,9 @@ def check_answer(address: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(
-            f"address must be that of a Ray cluster, but nothing answers at {address!r}: {reason}"
+            f"address must be the address of a Ray cluster, but nothing answers at {address!r}: {reason}"
         ) from None
-    if len(said) < _IS_SETTINGS or said[3] != _IS_SETTINGS:
-        raise ValueError(f"address must be that of a Ray cluster, but another service listens at {address!r}")
+    return len(said) >= _IS_SETTINGS and said[3] == _IS_SETTINGS
 
 
 def first_line(error: BaseException) -> str:

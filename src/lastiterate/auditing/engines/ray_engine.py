@@ -47,7 +47,7 @@ _PROGRAM = "from lastiterate.auditing.engines.ray_engine import main; main()"
 
 
 class DriverProcess:
-    """Access to a cluster through a child process. The methods are those of ``ConnectedDriver``."""
+    """Access to a cluster through a child process. It has the methods of ``ConnectedDriver``."""
 
     def __init__(self, address: str | None) -> None:
         self._connection, theirs = Pipe()

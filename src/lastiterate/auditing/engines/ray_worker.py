@@ -11,6 +11,7 @@ from functools import lru_cache
 from lastiterate.auditing.experiments.protocol import Trials
 from lastiterate.auditing.identity import versions
 from lastiterate.auditing.stores.audit_record import ScoredTrials
+from lastiterate.common.errors import not_installed
 from lastiterate.common.types import BoolArray, Foreign, IntArray
 
 AGREED: dict[str, str | None] = {}  # digests of this worker's imports, filled once they match the driver's
@@ -25,7 +26,7 @@ def import_ray() -> Foreign:
     try:
         import ray
     except ImportError:
-        raise ValueError("engine 'ray' needs Ray, which is not installed: pip install \"lastiterate[ray]\"") from None
+        raise ValueError(not_installed("engine 'ray'", "Ray", "ray")) from None
     return ray
 
 

@@ -1,4 +1,4 @@
-"""Digests of the sources of lastiterate and of the user's modules on a node, compared with those of the driver.
+"""Digests of the sources of lastiterate and of the user's modules on a node, compared with the digests of the driver.
 
 This module is pickled by value, because a node may have no lastiterate or another version. It therefore imports only
 Python's standard library and, in Ray's workers, Ray.

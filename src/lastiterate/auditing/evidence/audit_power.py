@@ -26,6 +26,7 @@ from lastiterate.common.errors import MissingExtra
 from lastiterate.common.system import late
 from lastiterate.common.validation import boolean, integer, number, one_of
 from lastiterate.features import (
+    BALLS_IN_BINS,
     BASIC,
     COMBINATIONS,
     CORRELATED_NOISE,
@@ -35,8 +36,7 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.formatting import ADAM_CAVEAT, Table, describe, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.optimizer import is_adam
+from lastiterate.formatting import Table, describe, notes_on, per_cent, spell, spell_down, spell_exact, spell_up
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
@@ -191,7 +191,7 @@ def power(
         if one_run:
             raise ValueError("scores must be 'known' or 'own' if one_run is True, got 'all-iterates'")
         kind = Kind.ALL_ITERATES
-    one_model = BASIC | {CORRELATED_NOISE, SEPARATION} | COMBINATIONS
+    one_model = BASIC | {BALLS_IN_BINS, CORRELATED_NOISE, SEPARATION} | COMBINATIONS
     features = {Kind.ONE_MODEL: one_model, Kind.ALL_ITERATES: BASIC}.get(kind, LINEAR | {RELEASES} | COMBINATIONS)
     require_supported(run, Support("power of one run" if one_run else "power of this audit", features))
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)
@@ -303,8 +303,7 @@ def _notes(run: DPSGD, forecast: Forecast) -> tuple[str, ...]:
         "All numbers assume linear losses (a heuristic). With other losses an audit finds less or more. Bounds for "
         "any mechanism still hold then, but bounds of a family may be wrong."
     ]
-    if is_adam(run.optimizer):
-        notes.append(ADAM_CAVEAT)
+    notes += notes_on(run)
     if forecast.is_simulated:
         audits = forecast.audits()
         error = f"at most {50.0 / audits**0.5:.1f}%"  # of a probability of 50%

@@ -73,10 +73,9 @@ def waterfall_of(
     names = [name for name in _HEADLINES if name in estimates and not (sees_all and name == "last-iterate")]
     found = estimates[names[0]] if names else next(iter(estimates.values()))
     steps: list[Step] = []
-    known = ((name, predictions[name].value) for name in ("composition", "no_amplification") if name in predictions)
-    guarantee = next(((name, value) for name, value in known if value is not None), None)
-    if guarantee is not None:
-        steps.append(Step("guarantee", guarantee[1], f"Guaranteed, by {ANALYSES[guarantee[0]].label}."))
+    name = forecast.run.guarantee
+    if (guarantee := predictions[name].value) is not None:
+        steps.append(Step("guarantee", guarantee, f"Guaranteed, by {ANALYSES[name].label}."))
     heuristic = None if sees_all else predictions["last_iterate"].value
     if heuristic is not None:
         steps.append(Step("heuristic", heuristic, _hidden(steps, heuristic, forecast.run)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +21,7 @@ from lastiterate.formatting import spell_exact, spell_up
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
-from lastiterate.privacy.analyses.no_amplification import no_amplification
+from lastiterate.registry import COMPOSITION
 from lastiterate.run import DPSGD
 
 _SAME = 1.0 - 1e-6  # relative tolerance of an epsilon: noise is calibrated to a millionth
@@ -82,7 +83,7 @@ class Claim:
         shared = sharing_the_error(confidence)
         # The method of the second test only chooses the threshold, or the number of guesses. Use the quickest method.
         family = {Kind.LAST_ITERATE: "last-iterate", Kind.ONE_MODEL: "one-run-fdp"}.get(kind, "composition")
-        if kind is Kind.ALL_ITERATES and guarantee_of(self.run) is not composition:
+        if kind is Kind.ALL_ITERATES and self.run.guarantee != COMPOSITION.name:
             family = "clopper-pearson"
         return [Test(free, shared, self.guarantee), Test(family, shared, self.guarantee, self.run)]
 
@@ -110,7 +111,7 @@ def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, nois
     if epsilon is not None:
         claimed = float(epsilon)
         words = f"epsilon {spell_exact(claimed)} at delta {spell_exact(delta)}"
-        if run is None or guarantee_of(run) is no_amplification:
+        if run is None or run.guarantee != COMPOSITION.name:
             return Claim(None, claimed, None, words)
         try:
             needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
@@ -152,10 +153,9 @@ def sharing_the_error(confidence: float) -> float:
     return 1.0 - 0.5 * (1.0 - confidence)
 
 
-def remark_on(claim: Claim, predictions: dict[str, Answer]) -> str | None:
+def remark_on(claim: Claim, run: DPSGD, predictions: Mapping[str, Answer]) -> str | None:
     """Return a sentence if the claim is below the run's own guarantee, else None."""
-    own = {name: predictions[name].value for name in ("composition", "no_amplification") if name in predictions}
-    guarantee = next((value for value in own.values() if value is not None), None)
+    guarantee = predictions[run.guarantee].value
     if guarantee is None or claim.guarantee >= guarantee * _SAME:
         return None
     heuristic = predictions["last_iterate"].value

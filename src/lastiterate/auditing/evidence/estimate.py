@@ -31,6 +31,7 @@ from lastiterate.auditing.evidence.threshold import (
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of
 from lastiterate.features import (
+    BALLS_IN_BINS,
     BASIC,
     COMBINATIONS,
     CORRELATED_ADAM,
@@ -44,7 +45,7 @@ from lastiterate.formatting import per_cent, spell, spell_down, spell_exact, spe
 from lastiterate.registry import METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 
-_ONE_RUN, _PAIRED = BASIC | {CORRELATED_NOISE, CORRELATED_ADAM}, LINEAR | {RELEASES} | COMBINATIONS
+_ONE_RUN, _PAIRED = BASIC | {BALLS_IN_BINS, CORRELATED_NOISE, CORRELATED_ADAM}, LINEAR | {RELEASES} | COMBINATIONS
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,7 @@ def estimate_or_zero(
         raise ValueError(f"validity must be 'fixed' for method {method!r}, got 'anytime': one run gives one result")
     unfair = unfair_coins(inside.size, outside.size) if METHODS[method].is_one_run else None
     made = None
-    if unfair or (METHODS[method].is_one_run and method != "one-run-independent"):
+    if unfair or METHODS[method].counts_guesses:
         threshold = "corrected" if threshold == "split" else threshold
         choice = threshold if isinstance(threshold, str) else "a-priori"
         made, bound = Guesses(math.inf, 0, 0, 0, 0), LowerBound(0.0, 0.0, None)
@@ -213,7 +214,7 @@ def estimate_or_zero(
         caveats = (unfair,) if unfair else (tied,) if made.made < made.most else ()
     else:
         rule = rule_of(method, run)
-        if method == "one-run-independent":
+        if METHODS[method].is_one_run:
             choice, bounds = independent_bounds(worlds, threshold, run, delta, confidence)
         else:
             choice = threshold if isinstance(threshold, str) else "a-priori"

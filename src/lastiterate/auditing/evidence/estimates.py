@@ -70,6 +70,11 @@ class Question:
     fault: float = 0.5
 
     @property
+    def is_anytime(self) -> bool:
+        """True if bounds hold for every number of models at once."""
+        return self.validity == "anytime"
+
+    @property
     def has_claim(self) -> bool:
         """True if an epsilon or noise multiplier is claimed. Otherwise the claim is the run as described."""
         return self.claim_epsilon is not None or self.claim_noise is not None
@@ -80,7 +85,9 @@ class Question:
 
     def remark(self, run: DPSGD) -> str | None:
         """Return a sentence if the claim is below the run's own guarantee or prediction, else None."""
-        return remark_on(self.claim(run), predictions_of(run, self.delta, self.contraction)) if self.has_claim else None
+        if not self.has_claim:
+            return None
+        return remark_on(self.claim(run), run, predictions_of(run, self.delta, self.contraction))
 
     def __post_init__(self) -> None:
         check_claims(self.claim_epsilon, self.claim_noise)
@@ -104,7 +111,7 @@ class Question:
     def check(self, run: DPSGD, kind: Kind) -> Claim:
         """Return the claim to judge. Raise an error if the question has no answer for this run and kind of scores."""
         self.methods_for(run, kind)
-        if kind is Kind.ONE_MODEL and self.validity == "anytime":
+        if kind is Kind.ONE_MODEL and self.is_anytime:
             raise ValueError(
                 "validity must be 'fixed' for canaries of one training, got 'anytime': they give one result"
             )
@@ -117,13 +124,13 @@ class Question:
     def methods_for(self, run: DPSGD, kind: Kind) -> list[str]:
         """Return the methods that were requested, or by default all methods that apply to this kind of scores."""
         apply = METHODS_OF[kind]
-        if run.guarantee != "composition":
+        if run.guarantee != COMPOSITION.name:
             apply = tuple(method for method in apply if METHODS[method].family is not COMPOSITION)
         if self.methods is None:
             return list(apply)
         for method in self.methods:
             if method not in apply:
-                raise ValueError(f"method must be one of {', '.join(apply)} for this audit, got {method!r}")
+                raise ValueError(f"method must be one of {', '.join(apply)} for this audit, got {told(method)}")
         return list(self.methods)
 
 
@@ -188,14 +195,14 @@ class Estimates:
     def _threshold(self, method: str, confidence: float) -> float | str:
         asked = self.question.threshold
         is_one_run = METHODS[method].is_one_run
-        if asked != "a-priori" or (is_one_run and method != "one-run-independent"):
+        if asked != "a-priori" or METHODS[method].counts_guesses:
             return asked
         if isinstance(self.expected, Unknown):
             return "split"
         sizes = len(self.scores[0]), len(self.scores[1])
         if is_one_run:  # the number of included canaries would reveal something about the coins
             sizes = (max(sum(sizes) // 2, 1),) * 2
-        if self.question.validity == "anytime":
+        if self.question.is_anytime:
             sizes = self.planned, self.planned
         return a_priori_threshold(
             self.run, self.expected, sizes, self.question.delta, confidence, method, self.question.validity

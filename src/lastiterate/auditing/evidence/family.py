@@ -115,7 +115,7 @@ class Family:
     def least_log_factor(self) -> float:
         """The logarithm of the least factor that is tried.
 
-        Slow families are evaluated up to an epsilon of 50 or twice the run's epsilon, whichever is larger. Above this
+        Slow families are evaluated up to the larger of 50 and twice the run's epsilon. Above this
         limit one value takes up to a minute. The limit is still a lower bound, as less noise means a larger epsilon.
         """
         if not self.is_slow:
@@ -131,7 +131,7 @@ class Family:
 
     def least_fnr(self, fpr: FloatArray) -> FloatArray:
         """Return the false negative rates if there is no noise, so that every use of the canary is seen."""
-        if self.run.neighbours == "replace":
+        if self.run.is_mirrored:
             return np.maximum(self.never_used - fpr, 0.0)
         return self.never_used * (1.0 - fpr)
 
@@ -205,7 +205,7 @@ def _stride(seen: list[tuple[float, float]], goal: float, longest: float) -> flo
 def near_composition(run: DPSGD, mu: float) -> float:
     """Return the logarithm of the factor at which composition is about mu-Gaussian DP (Bu et al. 2020)."""
     times = 1 if np.ndim(run.sample_rate) else run.steps
-    apart = run.group_size * (2 if run.neighbours == "replace" else 1)
+    apart = run.group_size * (2 if run.is_mirrored else 1)
     squares = float(np.sum(np.square(apart * np.asarray(run.sample_rate)))) * times
     precision = float(np.mean(np.square(1.0 / np.asarray(run.noise_multiplier))))
     return -0.5 * math.log(math.log1p(mu * mu / squares) / precision)

@@ -33,7 +33,7 @@ from lastiterate.privacy.analyses.calibrate import bracket_noise
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.registry import FAMILIES
+from lastiterate.registry import FAMILIES, METHODS
 from lastiterate.run import DPSGD
 
 CHANCE = 0.8  # the required power: the probability of a "detectable" epsilon, and of refuting a claim
@@ -80,9 +80,14 @@ class Forecast:
         return Kind.ALL_ITERATES if sees_every_step(self.expected) else Kind.LAST_ITERATE
 
     @property
+    def is_anytime(self) -> bool:
+        """True if bounds hold for every number of models at once."""
+        return self.validity == "anytime"
+
+    @property
     def is_simulated(self) -> bool:
         """True if the probability of refuting a claim comes from simulated audits. Otherwise it is exact."""
-        return self.one_run or self._scores_choose or self.validity == "anytime"
+        return self.one_run or self._scores_choose or self.is_anytime
 
     @property
     def _scores_choose(self) -> bool:
@@ -115,7 +120,7 @@ class Forecast:
         return family.epsilon(float(fpr[row]), float(fnr[fitting[row]]), self.delta)
 
     def _reached_in_one_run(self, method: str, chance: float) -> float:
-        if method == "one-run-independent":
+        if not METHODS[method].counts_guesses:
             linear, half = _linear(self.expected), max(self.models // 2, 1)
             threshold = predicted_threshold(self.run, half, half, self.delta, self.confidence, scores=linear)
             fps, fns = (ErrorCounts.of(self.models, 0.5 * r) for r in error_rates(self.run, linear, threshold))
@@ -142,7 +147,7 @@ class Forecast:
         """Return the threshold that is fixed in advance for this method."""
         if not isinstance(self.threshold, str):
             return float(self.threshold)
-        models = (self.horizon if self.validity == "anytime" else None) or self.models
+        models = (self.horizon if self.is_anytime else None) or self.models
         expected = IDEAL if isinstance(self.expected, Unknown) else self.expected
         return a_priori_threshold(self.run, expected, (models, models), self.delta, confidence, method, self.validity)
 
@@ -159,7 +164,7 @@ class Forecast:
 
     def audits(self) -> int:
         """Return the number of audits that are simulated."""
-        if self.validity == "anytime":  # a test martingale takes long to compute
+        if self.is_anytime:  # a test martingale takes long to compute
             return _ANYTIME
         return int(np.clip(_SCORES // self.models, _FEWEST, _MOST))
 
@@ -170,7 +175,7 @@ class Forecast:
         inside, outside = self._draw(scores)
         refuted = np.zeros(len(inside), bool)
         confidence = self.confidence
-        if self.validity == "anytime":
+        if self.is_anytime:
             error = 0.5 * (1.0 - confidence)
             refuted |= refuted_after(inside, outside, claim.curve(self.delta), error, coarse=True) > 0
             confidence = sharing_the_error(confidence)
@@ -199,7 +204,7 @@ class Forecast:
             return _chosen(inside, outside, self._merit(method, scores), error, "corrected")[2:]
         directions: FloatArray = np.ones(len(inside))
         if self.threshold == "split":
-            first = min(CHOOSING, self.models - 1) if self.validity == "anytime" else self.models // 2
+            first = min(CHOOSING, self.models - 1) if self.is_anytime else self.models // 2
             if first < 1:
                 return np.ones(len(inside)), np.ones(len(inside))
             thresholds, directions, _, _ = _chosen(
@@ -391,7 +396,7 @@ def _draw_linear(
 ) -> FloatArray:
     law = law_of(run)
     drawn: FloatArray = scores.spread * generator.standard_normal(shape)
-    if present or run.neighbours == "replace":
+    if present or run.is_mirrored:
         moved = scores.signal / law.noise * law.sample(math.prod(shape), generator).reshape(shape)
         drawn += moved if present else -moved
     return drawn

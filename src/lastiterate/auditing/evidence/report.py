@@ -28,7 +28,6 @@ from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.compare_analyses import Answer, ask
 from lastiterate.formatting import per_cent, spell, spell_down, spell_up
-from lastiterate.optimizer import is_adam
 from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
@@ -41,7 +40,7 @@ _GROWS = 1.05  # a smaller growth of later steps is not reported
 
 def second_moment_sentences(run: DPSGD, moment: SecondMoment | None, delta: float) -> list[str]:
     """Return sentences on the share of noise in Adam's second moment, and on later steps if they are larger."""
-    if not is_adam(run.optimizer):
+    if not run.is_adaptive:
         return []
     if moment is None:
         return ["The prediction supposes that noise dominates Adam's second moment. This was not measured."]
@@ -195,7 +194,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
 def _remarks(evidence: Evidence, question: Question) -> list[str]:
     sentences = [remark] if (remark := question.remark(evidence.run)) is not None else []
     done, planned, models = len(evidence.scores), evidence.design.trials, evidence.design.models
-    if question.validity == "anytime":
+    if question.is_anytime:
         sentences.append(
             f"{evidence.prefix // 2:,} of {models:,} models per world count so far. These bounds hold at every time: "
             "you may look, stop or continue."

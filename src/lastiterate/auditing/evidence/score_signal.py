@@ -50,7 +50,7 @@ def expected_signal(run: DPSGD, signal: float = 1.0, spread: float = 1.0) -> flo
 def _shift(run: DPSGD) -> tuple[float, float]:
     """Return the distance of the two means, and the mean of the two variances without noise, in units of noise."""
     law = law_of(require_supported(run, _LINEAR_SCORES))
-    worlds = 2.0 if run.neighbours == "replace" else 1.0  # number of worlds in which an example moves the scores
+    worlds = 2.0 if run.is_mirrored else 1.0  # number of worlds in which an example moves the scores
     return float(worlds * law.mean / law.noise), float(0.5 * worlds * law.variance / law.noise**2)
 
 
@@ -149,7 +149,7 @@ def score_below(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: 
 
 def false_alarms(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
     """Return, for each of ``scores``, the probability that a model without the canary has a larger score."""
-    if run.neighbours == "replace":
+    if run.is_mirrored:
         return score_below(run, -scores, spread=spread, signal=signal)
     return np.asarray(ndtr(-scores / spread))
 
@@ -167,7 +167,7 @@ def score_density(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal
 
 def density_without(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
     """Return the density of the score of a model without the canary."""
-    if run.neighbours == "replace":
+    if run.is_mirrored:
         return score_density(run, -scores, spread=spread, signal=signal)
     return np.asarray(np.exp(-0.5 * np.square(scores / spread)) / (spread * math.sqrt(2.0 * math.pi)))
 

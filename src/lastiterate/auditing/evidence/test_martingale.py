@@ -1,7 +1,7 @@
 """A test martingale against a claim: bets whose wealth grows only if the claim is false.
 
 If a training has the claimed privacy, then P(in) <= e^epsilon P(out) + delta(epsilon) for every epsilon >= 0 and every
-set of scores, and the same with the worlds exchanged. Consider a bet that wins 1 if a model with the canary scores at
+set of scores. The same holds with the worlds exchanged. Consider a bet that wins 1 if a model with the canary scores at
 least y, loses e^epsilon if a model without the canary does, and always costs delta(epsilon). Under the claim this bet
 wins nothing on average. The stake is a share of the wealth that depends on earlier models alone, and no loss exceeds
 the wealth. So the wealth is a supermartingale. By Ville's inequality it ever reaches 1 / error times its initial value
@@ -109,8 +109,8 @@ def _flipped(ranks: IntArray, top: int) -> IntArray:
 class _Bets:
     """The bets to choose from: prices, deltas and stakes.
 
-    ``growths`` are the logarithmic growths of the wealth if the score reaches the threshold only in the first world, in
-    both worlds, only in the second, or in neither.
+    ``growths`` are logarithmic growths of the wealth in four cases: the score reaches the threshold only in the first
+    world, in both worlds, only in the second world, or in no world.
     """
 
     prices: FloatArray

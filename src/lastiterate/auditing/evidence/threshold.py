@@ -16,7 +16,7 @@ from lastiterate.auditing.evidence.error_rates import CORRECTION_RATIO, Assumpti
 from lastiterate.auditing.evidence.family import Family, family_of
 from lastiterate.auditing.evidence.score_signal import IDEAL, linear_rates
 from lastiterate.common.types import FloatArray, IntArray
-from lastiterate.common.validation import number, one_of
+from lastiterate.common.validation import number, one_of, told
 from lastiterate.registry import FAMILIES, THRESHOLDS, VALIDITIES
 from lastiterate.run import DPSGD
 
@@ -33,7 +33,7 @@ def check_threshold(threshold: float | str) -> float | str:
     if not isinstance(threshold, str):
         return number("threshold", threshold)
     if threshold not in THRESHOLDS:
-        raise ValueError(f"threshold must be a number or one of {', '.join(THRESHOLDS)}, got {threshold!r}")
+        raise ValueError(f"threshold must be a number or one of {', '.join(THRESHOLDS)}, got {told(threshold)}")
     return threshold
 
 
@@ -55,7 +55,7 @@ def check_validity(validity: str, threshold: float | str) -> str:
     one_of("validity", validity, VALIDITIES)
     if validity == "anytime" and threshold in ("corrected", "uncorrected"):
         raise ValueError(
-            f"threshold must be a-priori, split or a number if validity is 'anytime', got {threshold!r}: the best "
+            f"threshold must be a-priori, split or a number if validity is 'anytime', got {told(threshold)}: the best "
             "threshold changes with every new model"
         )
     return validity

@@ -13,14 +13,13 @@ from lastiterate.auditing.evidence.estimate import Estimate, estimate_or_zero
 from lastiterate.auditing.evidence.estimates import Estimates
 from lastiterate.auditing.evidence.forecast import CHANCE
 from lastiterate.auditing.evidence.one_run.guesses import unfair_coins
-from lastiterate.auditing.evidence.score_signal import Kind, failure_of, guarantee_of
+from lastiterate.auditing.evidence.score_signal import Kind, failure_of
 from lastiterate.auditing.evidence.test_martingale import Martingale
 from lastiterate.auditing.evidence.threshold import OTHER_WAY, deciding
 from lastiterate.auditing.evidence.verdict_strength import HALF, Strength, strength_of
 from lastiterate.common.types import FloatArray
 from lastiterate.formatting import per_cent, spell, spell_down, spell_up
-from lastiterate.privacy.analyses.composition import composition
-from lastiterate.registry import ABOVE_HEURISTIC, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
+from lastiterate.registry import ABOVE_HEURISTIC, COMPOSITION, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
 from lastiterate.run import DPSGD
 
 _PREDICTION = {
@@ -56,7 +55,7 @@ def verdict_on(claim: Claim, kind: Kind, estimates: Estimates) -> Judgement:
         horizon=bound.planned,
         fault=question.fault,
     )
-    martingale = bound.martingale(claim, kind) if question.validity == "anytime" else None
+    martingale = bound.martingale(claim, kind) if question.is_anytime else None
     return judge(claim, kind, bound, question.confidence, strength, bound.failure(), martingale)
 
 
@@ -204,7 +203,7 @@ def _chance_words(power: Strength) -> str:
 
 def _found(test: Test, found: Estimate, bound: Callable[[str, float], Estimate]) -> str:
     one_run = METHODS[found.method].is_one_run
-    if test.run is not None and guarantee_of(test.run) is not composition:
+    if test.run is not None and test.run.guarantee != COMPOSITION.name:
         if one_run and found.guesses is not None:
             wrong = found.false_positives + found.false_negatives
             return f"{wrong:,} wrong among {found.guesses:,} guesses are fewer than the claim allows"

@@ -68,7 +68,7 @@ def most_models(forecast: Forecast) -> int:
     """Return the largest number of models per world, or canaries, that is considered."""
     if forecast.one_run:
         return MOST_CANARIES
-    if forecast.validity == "anytime":
+    if forecast.is_anytime:
         return MOST_ANYTIME
     return MOST_SIMULATED if forecast.is_simulated else MOST_MODELS
 
@@ -278,7 +278,7 @@ def _caught(audit: Forecast, claim: Claim, factor: float, fault: float, chance: 
     low, high = (fault, 1.0) if chance >= CHANCE else (min(_LEAST, 0.5 * fault), fault)
     if chance < CHANCE and too_much(low):
         return None
-    near = _NEAR_ANYTIME if audit.validity == "anytime" else _NEAR
+    near = _NEAR_ANYTIME if audit.is_anytime else _NEAR
     return bisect(too_much, low, high, lambda low, high: high / low <= near, lambda low, high: math.sqrt(low * high))[0]
 
 

@@ -20,8 +20,8 @@ from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.auditing.user_code import is_installed
 from lastiterate.common.errors import AttackFailed, TrainingDiverged, guarded
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
-from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 from lastiterate.training import GradientCanary, Problem, Trainer, second_moment, train
@@ -32,7 +32,6 @@ from lastiterate.training.trainer import TrainedChunk, peak_bytes
 if TYPE_CHECKING:
     from jaxtyping import PyTree
 
-    from lastiterate.common.progress import TrainingProgress
 
 _Result = TypeVar("_Result")
 
@@ -60,7 +59,7 @@ class _OnShippedTrainer(Experiment):
         return f"a problem of {size:,} parameters and {self.problem.size:,} examples"
 
     def _second_moment(self, progress: bool | None) -> SecondMoment | None:
-        if not is_adam(self.run.optimizer) or isinstance(self.attack, BringsProblem) or not self.problem.size:
+        if not self.run.is_adaptive or isinstance(self.attack, BringsProblem) or not self.problem.size:
             return None
         first = _FIRST_REFERENCE + _WATCHED * 2**24
         return second_moment(self.run, self.problem, seed=self.seed, first=first, progress=progress)

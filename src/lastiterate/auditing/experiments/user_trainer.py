@@ -1,4 +1,4 @@
-"""Experiments with a user's own trainer, which is a function ``(seed, canary) -> score | parameters``."""
+"""Experiments with a user's own trainer, a function ``(seed, canary) -> score | parameters``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from lastiterate.common.errors import TrainerFailed, guarded
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import integer, noise_multipliers, numbers, told
+from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 IMPLAUSIBLE = 1e-6  # smallest accepted probability of the batch sizes under the declared run
+_BINOMIAL = ("poisson", "balls-in-bins")  # samplings whose batch sizes are binomial
 _LARGE_ENOUGH = 5.0  # smallest mean batch size for the chi-square test of the batch sizes
 
 
@@ -78,10 +80,22 @@ def _check_steps(what: str, done: int, run: DPSGD) -> None:
 
 def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), sizes.shape)
+    if run.max_batch_size is not None:
+        if sizes.max() > run.max_batch_size:
+            raise ValueError(
+                f"max_batch_size must be that of the training, whose largest batch has {sizes.max():g} examples, but "
+                f"the run declares {run.max_batch_size}"
+            )
+        return
+    if run.sampling == "balls-in-bins":  # all of an epoch's batches have all examples; a part of an epoch need not
+        whole = run.steps - run.steps % epoch_length(run)
+        sizes, rates = sizes[:whole], rates[:whole]
+        if not whole:
+            return
     if examples is not None:
         _check_total(sizes, rates, run, examples)
-    if run.sampling == "poisson":
-        _check_spread(sizes, rates)
+    if run.sampling in _BINOMIAL:
+        _check_spread(sizes, rates, run)
     elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
         # With shuffled data the last batch of an epoch may be smaller.
         got = f"{sizes.min():g} to {sizes.max():g} examples"
@@ -93,8 +107,9 @@ def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
 def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int) -> None:
     total, expected = float(sizes.sum()), examples * float(rates.sum())
     rate = float(rates.mean())
-    if run.sampling == "poisson" and rate < 1.0:
-        # If sample rates vary, the sum has less spread than this binomial (Hoeffding 1956), so the test stays valid.
+    if run.sampling in _BINOMIAL and rate < 1.0:
+        # If sample rates vary, or with balls in bins, the sum has less spread than this binomial (Hoeffding 1956), so
+        # the test stays valid.
         trials = examples * sizes.size
         at_least = bdtrc(total - 1.0, trials, rate) if total else 1.0
         plausible = 2.0 * min(bdtr(total, trials, rate), at_least) >= IMPLAUSIBLE
@@ -108,21 +123,24 @@ def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int
         )
 
 
-def _check_spread(sizes: FloatArray, rates: FloatArray) -> None:
+def _check_spread(sizes: FloatArray, rates: FloatArray, run: DPSGD) -> None:
     mean = sizes.sum() * rates / rates.sum()
-    variance = mean * (1.0 - rates)
-    if sizes.size < 2 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
+    # Pearson's statistic: sizes that add up to the data set in every epoch have fewer degrees of freedom.
+    in_bins = run.sampling == "balls-in-bins"
+    variance = mean if in_bins else mean * (1.0 - rates)
+    freedom = sizes.size - (sizes.size // epoch_length(run) if in_bins else 1)
+    if freedom < 1 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
         return
     # Chi-square test that allows for rounding: each size may be off by half an example.
     distance, rounding = np.sqrt(np.sum((sizes - mean) ** 2 / variance)), np.sqrt(np.sum(0.25 / variance))
     most, least = 0.5 * (distance + rounding) ** 2, 0.5 * max(distance - rounding, 0.0) ** 2
-    half = 0.5 * (sizes.size - 1.0)
+    half = 0.5 * freedom
     if 2.0 * min(gammainc(half, most), gammaincc(half, least)) < IMPLAUSIBLE:
         how = "less" if most < half else "more"
         got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
-            f"sampling 'poisson' at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
-            f"standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
+            f"sampling {run.sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary "
+            f"with a standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
         )
 
 

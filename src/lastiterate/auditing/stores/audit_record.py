@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,10 +20,6 @@ from lastiterate.common.validation import boolean, integer, number, numbers, one
 from lastiterate.formatting import printable
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _Kind = TypeVar("_Kind")
 _MOST_MODELS, _MOST_CANARIES = 2**53, 2**24

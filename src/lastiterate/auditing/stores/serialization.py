@@ -125,7 +125,7 @@ def check_kind(path: Path, database: sqlite3.Connection) -> None:
 
 
 def check_tables(path: Path, database: sqlite3.Connection) -> None:
-    """Raise if the tables are not those of a store, or if there is any trigger, view or index.
+    """Raise if the tables differ from the tables of a store, or if there is any trigger, view or index.
 
     Call this before reading a table: a query of a view may never end, and a trigger may change written data.
     """

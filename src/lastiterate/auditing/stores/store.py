@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Self
 
 from lastiterate.auditing.design import OpenEnded
 from lastiterate.auditing.identity import Identity
@@ -23,9 +23,6 @@ from lastiterate.common.errors import StoreLost
 from lastiterate.common.types import Fields
 from lastiterate.common.validation import number
 from lastiterate.data.files import BadFile, Location
-
-if TYPE_CHECKING:
-    from typing import Self
 
 _LAST_WRITE = 5.0  # seconds that a signal waits for a write in another thread
 _WAIT_SECONDS = 0.5  # quick commits wait for the disk at most once per interval of this length

@@ -23,6 +23,7 @@ _LONGEST = 2**28  # largest value in bytes; the largest values are runs with dif
 _LONG_ENOUGH = 60.0  # time limit for reading, in seconds
 _SECONDS_A_BYTE = 1e-6  # addition to the time limit per byte of the file
 _INSTRUCTIONS = 100_000  # SQLite instructions between two checks of the time limit
+_MERGE_TRIES = 50  # attempts to merge the log at the end, while a reader is connected
 _SIDECARS = ("-wal", "-shm", "-journal")
 
 
@@ -77,9 +78,18 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 def close_written(database: sqlite3.Connection) -> None:
     """Close a writer's connection. The log is merged into the store, so that the store is a single file."""
-    with suppress(sqlite3.Error):  # a reader is connected or the disk is full: the next session merges the log
+    with suppress(sqlite3.Error):
         database.execute("PRAGMA busy_timeout = 0")
-        database.execute("PRAGMA journal_mode = DELETE")
+    for _ in range(_MERGE_TRIES):
+        try:
+            database.execute("PRAGMA journal_mode = DELETE")
+            break
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorname", "") != "SQLITE_BUSY":
+                break  # the disk is full: the next session merges the log
+            sleep(_PAUSE)  # a reader, such as ``watch``, is connected for a moment
+        except sqlite3.Error:
+            break
     database.close()
 
 

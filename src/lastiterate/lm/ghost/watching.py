@@ -51,7 +51,8 @@ class Vector(NamedTuple):
 
 
 class Watch(TorchFunctionMode):
-    """A function mode that records uses of watched parameters in ``uses``. ``shape`` is that of the model's inputs.
+    """A function mode that records uses of watched parameters in ``uses``. ``shape`` is the shape of the model's
+    inputs.
 
     Parameters with one axis must require a gradient, and other parameters must not. ``unforeseen`` names the
     parameters that were used in an unknown way. Differentiate by ``anchor``, so that autograd visits all uses.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
+from lastiterate.common.types import Track
 from lastiterate.common.validation import one_of
 
 if TYPE_CHECKING:
-    from lastiterate.common.types import Track
     from lastiterate.paper.counterexamples.setting import Probe, Setting
 
 NAMES = ("zeroing", "quadratic", "shift", "malicious")

@@ -178,7 +178,7 @@ def amplification(run: DPSGD) -> float:
 def seen(run: DPSGD) -> DPSGD:
     """Return a run whose iterates reveal what the linear encoding reveals. Older steps have slightly more noise.
 
-    The sampling of the repeaters adds about a thousandth of the noise, which is neglected.
+    The sampling of the repeaters adds about a thousandth of the noise. This is neglected.
     """
     ago = np.arange(run.steps - 1, -1, -1)
     return run.replace(noise_multiplier=run.noise_multiplier * np.sqrt(1.0 + ago / amplification(run) ** 2))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
+from lastiterate.attacks.attack import Armed, BringsProblem, Facts, Words
 from lastiterate.attacks.released_iterates import LinearScore, noise_unit
 from lastiterate.common.types import FloatArray, Row, Track
 from lastiterate.common.validation import number
@@ -40,9 +40,6 @@ class Regularised(BringsProblem):
     def __post_init__(self) -> None:
         number("alpha", self.alpha, 0.0, 1.0)
 
-    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
-        return {}
-
     def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
         import jax.numpy as jnp
 
@@ -54,9 +51,6 @@ class Regularised(BringsProblem):
         setting = Problem(start, regulariser=lambda model, step: 0.5 * strength * jnp.sum(jnp.square(model)))
         canary = GradientCanary(np.array([run.clip_norm], np.float32))
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, rate * noise_unit(self.seen(run))))
-
-    def expected(self, facts: Facts) -> Unknown:
-        return Unknown()
 
     def words(self, facts: Facts) -> Words:
         return Words(f"quadratic regulariser, alpha {spell(self.alpha)}", "standard deviations of the noise")

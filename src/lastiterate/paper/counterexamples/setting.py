@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from lastiterate.common.types import FloatArray, Row
 from lastiterate.common.validation import integer, number
 from lastiterate.compare_analyses import Answer, ask
 from lastiterate.features import Support, require_supported
@@ -18,7 +19,6 @@ from lastiterate.run import DPSGD
 if TYPE_CHECKING:
     from lastiterate.attacks.attack import Attack
     from lastiterate.auditing.engines.engine import Engine
-    from lastiterate.common.types import FloatArray, Row
 
 Encoding = Literal["one-bit", "linear"]  # how the malicious data set stores a step
 Given = TypeVar("Given", int, float)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.attacks.attack import Armed, BringsProblem, Facts, References, Unknown, Words
+from lastiterate.attacks.attack import Armed, BringsProblem, Facts, Words
 from lastiterate.attacks.likelihood_ratio import telling_threshold, total_log_likelihood_ratio
 from lastiterate.common.types import FloatArray, Row, Track, number_in
 from lastiterate.common.validation import number
@@ -52,9 +52,6 @@ class Shift(BringsProblem):
     def __post_init__(self) -> None:
         number("growth", self.growth, 1.0)
 
-    def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
-        return {}
-
     def arm(self, run: DPSGD, problem: object, facts: Facts) -> Armed:
         import jax.numpy as jnp
 
@@ -71,9 +68,6 @@ class Shift(BringsProblem):
         canary[0] = run.clip_norm
         setting = Problem(np.zeros(run.steps), regulariser_gradient=gradient)
         return Armed(setting, GradientCanary(canary), ShiftScore(self, run), double=True)
-
-    def expected(self, facts: Facts) -> Unknown:
-        return Unknown()  # the likelihood ratio has the distribution for ``seen(run)``, not for the run
 
     def words(self, facts: Facts) -> Words:
         return Words(f"shifting regulariser, growth {spell(self.growth)}", "nats of the log-likelihood ratio")

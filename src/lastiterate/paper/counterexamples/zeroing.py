@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.common.search import bisect
+from lastiterate.common.types import BoolArray, IntArray, Row, Track
 from lastiterate.paper.counterexamples.quadratic import find_epsilon
 from lastiterate.paper.counterexamples.setting import Probe, Setting, required
 from lastiterate.privacy.analyses.last_iterate import last_iterate_epsilon
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import BoolArray, IntArray, Row, Track
 
 TAKES = ()
 DEFAULTS = Setting(steps=None, sample_rate=0.01, noise_multiplier=0.5, delta=1e-6, models=100_000)
@@ -70,13 +68,13 @@ def find_region(sample_rate: float, noise_multiplier: float, delta: float) -> Re
 
 def _edge(is_below: Callable[[IntArray], BoolArray], inside: int, outside: int) -> int:
     """Return the end of the region, by bisection between a number of steps inside and one outside."""
-    while abs(outside - inside) > 1:
-        middle = (inside + outside) // 2
-        if is_below(np.array([middle]))[0]:
-            inside = middle
-        else:
-            outside = middle
-    return inside
+    return bisect(
+        lambda steps: bool(is_below(np.array([steps]))[0]),
+        outside,
+        inside,
+        lambda one, other: abs(one - other) <= 1,
+        lambda one, other: (one + other) // 2,
+    )[1]
 
 
 def probe(setting: Setting, track: Track = iter) -> Probe:

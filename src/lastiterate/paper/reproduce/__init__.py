@@ -5,12 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from lastiterate.common.types import Row, Track
 from lastiterate.common.validation import one_of
+from lastiterate.plot.style import alt
 
 if TYPE_CHECKING:
-    from altair import HConcatChart
-
-    from lastiterate.common.types import Row, Track
     from lastiterate.paper.reproduce.audited_figures import Audits
 
 Scale = Literal["quick", "full"]
@@ -25,7 +24,7 @@ class Reproduction(Protocol):
     TAKES: tuple[str, ...]  # the fields of ``Audits`` that the module uses
 
     def rows(self, scale: Scale, track: Track = ..., audits: Audits = ...) -> list[Row]: ...
-    def chart(self, rows: list[Row]) -> HConcatChart: ...
+    def chart(self, rows: list[Row]) -> alt.HConcatChart: ...
     def notes(self, rows: list[Row]) -> list[str]: ...
 
 

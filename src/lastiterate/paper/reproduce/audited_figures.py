@@ -17,18 +17,16 @@ from lastiterate.common.types import Row, Track, among, number_in, text_in
 from lastiterate.compare_analyses import answer_fields
 from lastiterate.formatting import CAVEAT, per_cent, spell, spell_up
 from lastiterate.plot import style
-from lastiterate.plot.style import FOUND, chart_of, colour_of, layered
+from lastiterate.plot.style import FOUND, alt, chart_of, colour_of, layered
 from lastiterate.registry import ANALYSES, METHODS
+from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
-    from altair import Chart, HConcatChart, LayerChart, X, Y
-
     from lastiterate.attacks.attack import Attack
     from lastiterate.auditing.audit_target import Subject
     from lastiterate.auditing.engines.engine import Engine
     from lastiterate.lm import UnseenTokens
     from lastiterate.paper.reproduce import Scale
-    from lastiterate.run import DPSGD
 
 DELTA, CONFIDENCE, METHOD = 1e-5, 0.95, "last-iterate"
 MODELS = {"quick": 256, "full": 512}  # per world; the paper trains 512
@@ -159,19 +157,15 @@ def by_rate(rows: list[Row], parameters: Callable[[list[Row]], str]) -> list[Pan
     return [Panel(f"q = {spell(number_in(part[0], 'sample_rate'))}", parameters(part), part) for part in parts]
 
 
-def by_steps(title: str, panels: Sequence[Panel], attacks: dict[str, str] | None = None) -> HConcatChart:
+def by_steps(title: str, panels: Sequence[Panel], attacks: dict[str, str] | None = None) -> alt.HConcatChart:
     """Return a chart of epsilon over the number of steps. ``attacks`` gives labels to values of column ``attack``."""
-    import altair as alt
-
     drawn = alt.hconcat(*(_panel(panel, attacks) for panel in panels), spacing=40)
-    both: HConcatChart = drawn.resolve_scale(color="shared", strokeDash="shared", shape="shared")
+    both: alt.HConcatChart = drawn.resolve_scale(color="shared", strokeDash="shared", shape="shared")
     return style.styled(both, title, _words(panels[0].rows), width=125)
 
 
-def by_batch_size(title: str, rows: list[Row], quality: str = "accuracy") -> HConcatChart:
+def by_batch_size(title: str, rows: list[Row], quality: str = "accuracy") -> alt.HConcatChart:
     """Return a chart of epsilon, and of accuracy or perplexity, over batch sizes."""
-    import altair as alt
-
     batches = sorted(number_in(row, "batch_size") for row in rows)
     scale = alt.Scale(type="log", domain=[batches[0] / 1.2, batches[-1] * 1.2], nice=False)
     x = alt.X("batch_size:Q", title="batch size (log scale)", scale=scale, axis=alt.Axis(values=batches, format=",~r"))
@@ -196,9 +190,7 @@ def by_batch_size(title: str, rows: list[Row], quality: str = "accuracy") -> HCo
     return style.styled(both, title, _words(rows), width=115)
 
 
-def _panel(panel: Panel, attacks: dict[str, str] | None) -> LayerChart:
-    import altair as alt
-
+def _panel(panel: Panel, attacks: dict[str, str] | None) -> alt.LayerChart:
     steps = [number_in(row, "steps") for row in panel.rows]
     near, far = _top(panel.rows, ("last_iterate", "empirical")), _top(panel.rows, ("composition",))
     words = panel.parameters
@@ -212,19 +204,17 @@ def _panel(panel: Panel, attacks: dict[str, str] | None) -> LayerChart:
     return layers.properties(width=400, height=300, title=alt.TitleParams(panel.title, subtitle=words))
 
 
-def _lines(rows: list[Row], x: X, y: Y, points: bool = False) -> Chart:
+def _lines(rows: list[Row], x: alt.X, y: alt.Y, points: bool = False) -> alt.Chart:
     field = x.shorthand.partition(":")[0]
     distinct = list({row[field]: row for row in rows}.values())
     marks = chart_of(style.long(distinct, "epsilon", _LINES)).mark_line(
         strokeWidth=2.5, interpolate="monotone", clip=True, point={"size": 60} if points else False
     )
-    chart: Chart = marks.encode(x=x, y=y, **style.looks([ANALYSES[name].label for name in _LINES]))
+    chart: alt.Chart = marks.encode(x=x, y=y, **style.looks([ANALYSES[name].label for name in _LINES]))
     return chart
 
 
-def _points(rows: list[Row], x: X, y: Y, attacks: dict[str, str] | None) -> Chart:
-    import altair as alt
-
+def _points(rows: list[Row], x: alt.X, y: alt.Y, attacks: dict[str, str] | None) -> alt.Chart:
     field = x.shorthand.partition(":")[0]
     names = list(attacks.values()) if attacks else [FOUND]
     found = []
@@ -237,7 +227,7 @@ def _points(rows: list[Row], x: X, y: Y, attacks: dict[str, str] | None) -> Char
     marks = chart_of(found).mark_point(filled=True, size=90, opacity=0.85, color=colour_of(FOUND))
     tips = [alt.Tooltip(f"{name}:Q") for name in ("epsilon", "last_iterate", "composition", "signal_fraction")]
     shown = [tip for tip in tips if str(tip.shorthand)[:-2] in found[0]]
-    chart: Chart = marks.encode(x=x, y=y, shape=shape, tooltip=shown)
+    chart: alt.Chart = marks.encode(x=x, y=y, shape=shape, tooltip=shown)
     return chart
 
 

@@ -6,22 +6,16 @@ The paper states delta = 1e-6 and which quantities each panel keeps constant, bu
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import lastiterate as li
 from lastiterate.common.types import Row, Track, among, number_in
 from lastiterate.formatting import CAVEAT, spell
-from lastiterate.paper.reproduce.audited_figures import HEURISTIC_NOTE
-from lastiterate.plot.style import chart_of, epsilon_y, log_x, long, looks, styled
+from lastiterate.paper.reproduce import Scale
+from lastiterate.paper.reproduce.audited_figures import HEURISTIC_NOTE, Audits
+from lastiterate.plot.style import alt, chart_of, epsilon_y, log_x, long, looks, styled
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE
-
-if TYPE_CHECKING:
-    from altair import Chart, HConcatChart
-
-    from lastiterate.paper.reproduce import Scale
-    from lastiterate.paper.reproduce.audited_figures import Audits
 
 DELTA = 1e-6  # from the figure's caption
 EPOCHS, TOTAL_VARIANCE = 10.0, 100.0  # panel a: T q and T sigma^2
@@ -71,23 +65,19 @@ def notes(rows: list[Row]) -> list[str]:
     return [HEURISTIC_NOTE]
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return the three panels side by side, with logarithmic axes."""
-    import altair as alt
-
     panels = alt.hconcat(*(_panel(among(rows, "panel", name), name) for name in _PANELS), spacing=30)
     return styled(panels, "The last-iterate heuristic and its baselines (Figure 1)", [CAVEAT])
 
 
-def _panel(rows: list[Row], name: str) -> Chart:
-    import altair as alt
-
+def _panel(rows: list[Row], name: str) -> alt.Chart:
     names = [*SIDE_BY_SIDE, "max_over_steps"]
     title, parameters = _PANELS[name]
     steps = [number_in(row, "steps") for row in rows]
     values = [number_in(row, key) for row in rows for key in names if row.get(key) is not None]
     bounds = min(values) / 1.15, max(values) * 1.15
-    chart: Chart = (
+    chart: alt.Chart = (
         chart_of(long(rows, "epsilon", names))
         .mark_line(strokeWidth=2.5, interpolate="monotone")
         .encode(

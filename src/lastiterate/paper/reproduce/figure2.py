@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import lastiterate as li
 from lastiterate.common.types import Row, Track, number_in
 from lastiterate.formatting import spell
+from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce import audited_figures as shared
 from lastiterate.paper.reproduce.audited_figures import DELTA, Audits, Case
+from lastiterate.plot.style import alt
 
 if TYPE_CHECKING:
-    from altair import HConcatChart
-
     from lastiterate.auditing.audit_target import Subject
-    from lastiterate.paper.reproduce import Scale
 
 TITLE = f"Figure 2: gradient-space attacks among natural data; epsilon at delta {spell(DELTA)}"
 TAKES = shared.ALL
@@ -57,7 +56,7 @@ def runs(rate: float, steps: tuple[int, ...], learning_rate: float) -> list[li.D
     return [longest.replace(steps=count) for count in steps]
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return a chart with a panel for each sample rate."""
     panels = shared.by_rate(rows, lambda part: f"noise multiplier {spell(number_in(part[0], 'noise_multiplier'))}")
     return shared.by_steps("Gradient-space attacks among natural data (Figure 2)", panels, DIRECTIONS)

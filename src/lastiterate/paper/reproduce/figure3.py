@@ -6,22 +6,16 @@ their known distribution. Both scales draw as many last iterates as the paper.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 import lastiterate as li
-from lastiterate.common.types import Row, Track
+from lastiterate.common.types import FloatArray, Row, Track
 from lastiterate.common.validation import integer
 from lastiterate.formatting import spell
+from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce import audited_figures as shared
 from lastiterate.paper.reproduce.audited_figures import CONFIDENCE, DELTA, Audits
-
-if TYPE_CHECKING:
-    from altair import HConcatChart
-
-    from lastiterate.common.types import FloatArray
-    from lastiterate.paper.reproduce import Scale
+from lastiterate.plot.style import alt
 
 TITLE = f"Figure 3: gradient-space attacks among adversarial data; epsilon at delta {spell(DELTA)}"
 TAKES = ("models",)
@@ -64,7 +58,7 @@ def draw(run: li.DPSGD, models: int, seed: int) -> tuple[FloatArray, FloatArray]
     return scores[:models], scores[models:]
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return a chart with a panel for each sample rate."""
     panels = shared.by_rate(rows, lambda _: f"noise such that composition's epsilon is {spell(STANDARD)}")
     return shared.by_steps("Gradient-space attacks among adversarial data (Figure 3)", panels)

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from lastiterate.common.types import Row, Track, among, number_in
 from lastiterate.formatting import spell
+from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce import audited_figures as shared
 from lastiterate.paper.reproduce.audited_figures import DELTA, Audits, Case
 from lastiterate.paper.reproduce.figure2 import runs
+from lastiterate.plot.style import alt
 
 if TYPE_CHECKING:
-    from altair import HConcatChart
-
     from lastiterate.auditing.audit_target import Subject
-    from lastiterate.paper.reproduce import Scale
 
 TITLE = f"Figure 4: input-space attacks; epsilon at delta {spell(DELTA)}"
 TAKES = shared.ALL
@@ -48,7 +47,7 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
     ]
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return a chart with a panel for each setting."""
     panels = []
     for setting, words in SETTINGS.items():

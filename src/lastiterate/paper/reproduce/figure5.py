@@ -15,15 +15,13 @@ import lastiterate as li
 from lastiterate.common.types import Row, Track, among, largest, number_in, text_in
 from lastiterate.formatting import per_cent, spell
 from lastiterate.paper.counterexamples.quadratic import rounded_support
-from lastiterate.plot.style import chart_of, layered, log_x, panel_title, styled
+from lastiterate.plot.style import alt, chart_of, layered, log_x, panel_title, styled
+from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.mixture import RELATIVE_ERROR
 
 if TYPE_CHECKING:
-    from altair import HConcatChart, LayerChart
-
     from lastiterate.paper.reproduce import Scale
     from lastiterate.paper.reproduce.audited_figures import Audits
-    from lastiterate.privacy.curve import PrivacyCurve
 
 DELTA = 1e-6  # from the figure's caption, like the panels
 ONE_STEP = {"1": 1.0, "2": 2.0}  # epsilon of a single step, by panel
@@ -67,23 +65,19 @@ def notes(rows: list[Row]) -> list[str]:
     ]
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return a chart of the ratio over the sample rate, exact and by the paper's method, for some numbers of steps."""
-    import altair as alt
-
     panels = [_panel(among(rows, "panel", panel), panel) for panel in ONE_STEP]
     words = [
         "Epsilon of a linear loss with quadratic regulariser (alpha = 1/2), divided by what the heuristic predicts at "
         "most for T steps or fewer: above 1 it is too low. Dashed: the upper bound that the paper draws, raised by "
         "its rounding."
     ]
-    both: HConcatChart = alt.hconcat(*panels, spacing=30).resolve_scale(y="shared")
+    both: alt.HConcatChart = alt.hconcat(*panels, spacing=30).resolve_scale(y="shared")
     return styled(both, "A quadratic regulariser exceeds the heuristic (Figure 5)", words)
 
 
-def _panel(rows: list[Row], panel: str) -> LayerChart:
-    import altair as alt
-
+def _panel(rows: list[Row], panel: str) -> alt.LayerChart:
     x = log_x("sample_rate", "sample rate q (log scale)", *_DRAWN_RATES)
     y = alt.Y("ratio:Q", title="ratio of epsilons", scale=alt.Scale(domain=_DRAWN_RATIOS, nice=False))
     legend: dict[str, Any] = {"title": None, "orient": "bottom", "labelLimit": 0}

@@ -6,7 +6,7 @@ its one-bit encoding. We add the exact epsilon of that encoding, and a linear en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import lastiterate as li
 from lastiterate.common.types import Row, Track, among, number_in, text_in
@@ -14,15 +14,11 @@ from lastiterate.compare_analyses import answer_fields
 from lastiterate.formatting import CAVEAT, per_cent, spell
 from lastiterate.paper.counterexamples.malicious import find_epsilon
 from lastiterate.paper.counterexamples.setting import STANDARD, Encoding, Setting
+from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce.audited_figures import CONFIDENCE, DELTA, HEURISTIC_NOTE, Audits
 from lastiterate.plot import style
-from lastiterate.plot.style import FOUND, chart_of, colour_of
+from lastiterate.plot.style import FOUND, alt, chart_of, colour_of
 from lastiterate.registry import ANALYSES
-
-if TYPE_CHECKING:
-    from altair import HConcatChart, LayerChart
-
-    from lastiterate.paper.reproduce import Scale
 
 TITLE = f"Figure 6: a malicious data set; epsilon at delta {spell(DELTA)}"
 TAKES = ("store", "models", "engine")
@@ -77,13 +73,11 @@ def notes(rows: list[Row]) -> list[str]:
     ]
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return a chart with a panel for each sample rate. Lines are analyses and exact epsilons; points, lower bounds."""
-    import altair as alt
-
     rates = dict.fromkeys(number_in(row, "sample_rate") for row in rows)
     drawn = [_panel(rate, among(rows, "sample_rate", rate)) for rate in rates]
-    panels: HConcatChart = alt.hconcat(*drawn, spacing=40).resolve_scale(color="shared", shape="shared")
+    panels: alt.HConcatChart = alt.hconcat(*drawn, spacing=40).resolve_scale(color="shared", shape="shared")
     words = [
         f"Points: at least this was found in last iterates, at {per_cent(CONFIDENCE)} confidence. Dashed: the exact "
         f"epsilon of the paper's one-bit encoding. {CAVEAT}"
@@ -91,9 +85,7 @@ def chart(rows: list[Row]) -> HConcatChart:
     return style.styled(panels, "A malicious data set (Figure 6)", words)
 
 
-def _panel(rate: float, rows: list[Row]) -> LayerChart:
-    import altair as alt
-
+def _panel(rate: float, rows: list[Row]) -> alt.LayerChart:
     steps = [number_in(row, "steps") for row in rows]
     x = style.log_x("steps", "steps T (log scale)", min(steps) / 1.1, max(steps) * 1.1)
     y = style.epsilon_y(DELTA)

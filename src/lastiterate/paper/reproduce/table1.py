@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 import lastiterate as li
 from lastiterate.common.types import Row, Track, number_in
 from lastiterate.formatting import spell
+from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce import audited_figures as shared
 from lastiterate.paper.reproduce.audited_figures import DELTA, Audits, Case
+from lastiterate.plot.style import alt
 
 if TYPE_CHECKING:
-    from altair import HConcatChart
-
     from lastiterate.auditing.audit_target import Subject
     from lastiterate.lm.hub import Precision
-    from lastiterate.paper.reproduce import Scale
 
 TITLE = f"Table 1: a language model, batch sizes at one heuristic epsilon, at delta {spell(DELTA)}"
 TAKES = ("model", "text", "store", "models", "engine")
@@ -81,7 +80,7 @@ def _run(scale: Scale, examples: int, batch: int) -> li.DPSGD:
     return li.calibrate(run, epsilon=HEURISTIC, delta=DELTA, analysis=li.last_iterate)
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return a chart of epsilon and perplexity over batch sizes."""
     return shared.by_batch_size("A language model at one heuristic epsilon (Table 1)", rows, "perplexity")
 

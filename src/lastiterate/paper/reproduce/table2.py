@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import lastiterate as li
 from lastiterate.common.types import Row, Track
 from lastiterate.formatting import spell
+from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce import audited_figures as shared
 from lastiterate.paper.reproduce.audited_figures import DELTA, Audits, Case
+from lastiterate.plot.style import alt
 
 if TYPE_CHECKING:
-    from altair import HConcatChart
-
     from lastiterate.auditing.audit_target import Subject
-    from lastiterate.paper.reproduce import Scale
 
 TITLE = f"Table 2: batch sizes at one heuristic epsilon, at delta {spell(DELTA)}"
 TAKES = shared.ALL
@@ -52,6 +51,6 @@ def cases(scale: Scale, subject: Subject) -> list[Case]:
     return found
 
 
-def chart(rows: list[Row]) -> HConcatChart:
+def chart(rows: list[Row]) -> alt.HConcatChart:
     """Return a chart of epsilon and accuracy over batch sizes."""
     return shared.by_batch_size("Batch sizes at one heuristic epsilon (Table 2)", rows)

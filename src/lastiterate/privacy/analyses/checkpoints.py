@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from lastiterate.features import require_supported, reveals_every_step
-from lastiterate.privacy.analyses.composition import CompositionPair, pair_of_steps
+from lastiterate.privacy.analyses.composition import CompositionPair, pair_of_all_iterates
 from lastiterate.privacy.analyses.no_amplification import TOLD_NOTHING, KnownParticipations, told_run
 from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.losses.composition_values import fnr_of
 from lastiterate.privacy.losses.gaussian_mixture import Mixture
-from lastiterate.privacy.losses.loss_cumulant import Certain, Condensed, LossCumulant, loss_cumulant
+from lastiterate.privacy.losses.loss_cumulant import Certain, Condensed, LossCumulant
 from lastiterate.privacy.losses.mixture_loss import MixtureLoss, mixture_of
 from lastiterate.privacy.losses.step_loss import Loss
 from lastiterate.privacy.mixtures.law import Law, law_of
@@ -99,10 +99,10 @@ _ERROR = 2e-9  # error relative to max(1, epsilon); two lines agree to half of i
 
 def released_pair(run: DPSGD) -> Pair:
     """Return the pair of distributions of several released iterates, for linear losses."""
-    mirrored = run.neighbours == "replace"
+    mirrored = run.is_mirrored
     require_supported(run, BLOCKS)
     if reveals_every_step(run):
-        return pair_of_steps(loss_cumulant(run))
+        return pair_of_all_iterates(run)
     laws = released_laws(run)
     if all(law.low == law.high for _, law in laws):  # several Gaussian mechanisms equal a single one
         mu = math.sqrt(math.fsum(count * (law.high / law.noise) ** 2 for count, law in laws))

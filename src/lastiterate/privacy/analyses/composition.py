@@ -20,6 +20,7 @@ from lastiterate.features import (
     CORRELATED_ADAM,
     CORRELATED_RELEASES,
     FIXED,
+    IN_BINS,
     LINEAR,
     RELEASES,
     SHUFFLED,
@@ -32,14 +33,17 @@ from lastiterate.privacy.analyses.no_amplification import (
     KnownParticipations,
     told_kinds,
     told_participations,
+    told_run,
 )
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, proved_epsilon, proved_log_delta
 from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon_of, fnr_bounds, fnr_of, log_delta_of
+from lastiterate.privacy.losses.epoch_loss import epoch_cumulant, epsilon_of_epoch, log_delta_of_epoch
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
+from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
 from lastiterate.privacy.mixtures.fourier import Unreliable
-from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of, replaced_pair_of
 from lastiterate.run import DPSGD, require_run
@@ -49,19 +53,20 @@ _CLOSE_RATES = 1e-7, 1e-6  # closer bounds on an error rate need no integral: ab
 
 
 _HOLDS = "the standard analysis assumes Poisson sampling, so epsilon may be too low; use lastiterate.no_amplification"
+_WAY_OUT = f"{_HOLDS}, or train with sampling 'balls-in-bins', which also uses each example once per epoch"
 SUPPORT = Support(
     "composition",
-    (LINEAR - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
-    {FIXED: _HOLDS, SHUFFLED: _HOLDS},
+    (LINEAR - IN_BINS - {FIXED, SHUFFLED}) | {RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CORRELATED_ADAM},
+    {FIXED: _HOLDS, SHUFFLED: _WAY_OUT},
 )
 
 
 def composition(run: DPSGD) -> PrivacyCurve:
     """The standard analysis, a guarantee against an adversary who sees every iterate.
 
-    The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling and
-    for full batches. Amplification by sampling has not been shown to carry over to shuffled batches or to batches of
-    fixed size, so these are refused.
+    The adversary also knows the batches of all examples but the canary. The guarantee holds for Poisson sampling, for
+    balls in bins and for full batches. Amplification by sampling has not been shown to carry over to shuffled batches
+    or to batches of fixed size, so these are refused.
 
     With correlated noise the guarantee does not rely on sampling at all. It is a Gaussian mechanism for the worst
     batches that ``sampling`` and ``min_separation`` allow.
@@ -71,11 +76,21 @@ def composition(run: DPSGD) -> PrivacyCurve:
         if plain is None or SUPPORT.refusal(plain):
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
-    require_supported(run, SUPPORT)
-    pair = pair_of_steps(loss_cumulant(run))
+    pair = pair_of_all_iterates(require_supported(run, SUPPORT))
+    if isinstance(pair, EpochPair):
+        return PrivacyCurve(pair, "composition", is_guarantee=True)
     if isinstance(pair, CompositionPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
+
+
+def pair_of_all_iterates(run: DPSGD) -> Pair:
+    """Return the pair of distributions of all iterates of a run with independent noise."""
+    if run.sampling == "balls-in-bins" and min(run.steps, run.batches_per_epoch or 1) > 1:
+        return EpochPair(epoch_cumulant(require_supported(run, SUPPORT)), run)
+    if run.sampling == "truncated-poisson" and (truncated := truncated_cumulant(run)).full > 0.0:
+        return CompositionPair(truncated)
+    return pair_of_steps(loss_cumulant(run))
 
 
 def pair_of_steps(cumulant: LossCumulant) -> Pair:
@@ -114,7 +129,7 @@ class CompositionPair(SinglePair):
     @cached_property
     def _last_iterate(self) -> Pair:
         """The pair of a last iterate with steps weighted by 1 / sigma^2, which reveals no more than all iterates."""
-        counts, rates, sigmas = self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas
+        counts, rates, sigmas = self.cumulant.counts, self.cumulant.participation, self.cumulant.sigmas
         group = self.cumulant.group
         weights = (sigmas.min() / sigmas) ** 2
         noise = math.sqrt(float(np.sum(counts * (weights * sigmas) ** 2)))
@@ -126,7 +141,7 @@ class CompositionPair(SinglePair):
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         """Bounds for an adversary who is told the number of batches with the canary, close if there is little noise."""
-        steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
+        steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.participation, self.cumulant.sigmas
         if self.cumulant.mirrored:
             return TOLD_NOTHING, told_kinds(self.cumulant.counts, rates, 0.5 * sigmas, self.cumulant.group)
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)
@@ -187,6 +202,53 @@ class CompositionPair(SinglePair):
             return min(max(fnr_of(self.cumulant, fpr), lower), upper)
         except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
             return min(max(lower, float(self._told[1].fnr(np.float64(fpr)))), upper)
+
+
+_ERROR = 2e-9  # error of an epsilon of epochs, relative to max(1, epsilon); two lines agree to half of it
+
+
+@dataclass(frozen=True)
+class EpochPair(CompositionPair):
+    """The sum of the privacy losses of all epochs of balls in bins, for P over Q and for Q over P."""
+
+    run: DPSGD
+
+    @cached_property
+    def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
+        return TOLD_NOTHING, told_run(self.run)
+
+    @cached_property
+    def _last_iterate(self) -> Pair:
+        return pair_of(law_of(self.run.replace(optimizer=None, weights=None, releases=None)))
+
+    @cached_property
+    def _is_single(self) -> bool:
+        return float(self.cumulant.counts.sum()) == 1.0
+
+    def _by_two_lines(self, log_delta: float) -> float:
+        if self._is_single:
+            return max(epsilon_of_epoch(each, log_delta) for each in (self.cumulant, self._add))
+        return super()._by_two_lines(log_delta)
+
+    def _log_delta(self, epsilon: float) -> float:
+        if self._is_single:
+            with suppress(ArithmeticError):
+                return max(log_delta_of_epoch(each, epsilon)[0] for each in (self.cumulant, self._add))
+        return super()._log_delta(epsilon)
+
+    def _bracket(self, log_delta: float) -> tuple[float, float]:
+        try:
+            value = self._by_two_lines(log_delta)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return self._proved(log_delta, None)
+        error = _ERROR * max(1.0, value)
+        return max(value - error, 0.0), value + error
+
+    def _fnr(self, fpr: float) -> float:
+        try:
+            return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return float(self._told[1].fnr(np.float64(fpr)))
 
 
 def add_matters(

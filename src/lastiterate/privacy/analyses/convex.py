@@ -25,7 +25,6 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.optimizer import is_sgd
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.convex.distances import Contraction, geometric_sum
 from lastiterate.privacy.convex.windows import FEW_LINES, ConvexPair
@@ -107,7 +106,7 @@ def _factor(run: DPSGD, contraction: Contraction | None, diameter: float | None)
                 "lastiterate.contraction_of computes the contraction of some models"
             )
         return Contraction(1.0)
-    if is_sgd(run.optimizer) and float(run.sample_rate) < 1.0:
+    if run.optimizer is not None and float(run.sample_rate) < 1.0:
         of_decay = abs(1.0 - float(run.optimizer.learning_rate) * run.optimizer.weight_decay)
         if contraction.value < of_decay - _ROUNDING:
             raise ValueError(
@@ -123,7 +122,7 @@ def _relative(run: DPSGD, diameter: float, learning_rate: float | None) -> float
     if learning_rate is not None:
         given = number("learning_rate", learning_rate, 0.0, open_low=True)
         if rate is not None and rate != given:
-            raise ValueError(f"learning_rate must equal that of the run's optimizer, {rate!r}, got {learning_rate!r}")
+            raise ValueError(f"learning_rate must be {rate!r} as in the run's optimizer, got {learning_rate!r}")
         rate = given
     if rate is None:
         raise ValueError("learning_rate must be given with a diameter, because the run has no optimizer")

@@ -27,7 +27,7 @@ import numpy as np
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.mixtures.correlated_noise import inverse
-from lastiterate.privacy.mixtures.law import Law, epoch_length
+from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
 from lastiterate.run import DPSGD
 
@@ -185,10 +185,7 @@ def correlated_pair(run: DPSGD) -> Pair:
     assert run.noise_filter is not None
     if not np.any(run.sample_rate):
         return NothingPair()
-    epoch = None
-    if run.sampling == "shuffled":
-        epoch = epoch_length(run)
-    size = largest_norm(run.noise_filter, run.steps, run.min_separation, epoch)
+    size = largest_norm(run.noise_filter, run.steps, run.min_separation, run.batches_per_epoch)
     apart = run.group_size * (2.0 if run.neighbours == "replace" else 1.0)
     return pair_of(Law(float(np.min(run.noise_multiplier)), apart * size))
 

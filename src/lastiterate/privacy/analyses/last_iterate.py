@@ -33,7 +33,7 @@ def last_iterate(run: DPSGD) -> PrivacyCurve:
 
         pair = released_pair(run)
     else:
-        pair = replaced_pair_of(law_of(run)) if run.neighbours == "replace" else pair_of(law_of(run))
+        pair = replaced_pair_of(law_of(run)) if run.is_mirrored else pair_of(law_of(run))
     return PrivacyCurve(pair, "last_iterate", is_guarantee=False)
 
 
@@ -51,7 +51,7 @@ def full_batch(run: DPSGD) -> PrivacyCurve:
     noise, mean = laws[0][1].noise, laws[0][1].mean
     if run.release_count > 1:
         noise, mean = 1.0, math.sqrt(math.fsum(count * (law.mean / law.noise) ** 2 for count, law in laws))
-    apart = 2.0 if run.neighbours == "replace" else 1.0
+    apart = 2.0 if run.is_mirrored else 1.0
     return PrivacyCurve(pair_of(Law(noise, apart * mean)), "full_batch", is_guarantee=False)
 
 

@@ -1,8 +1,8 @@
 """The maximum of the heuristic over all stopping times of a run.
 
-The heuristic is not monotone in the number of steps. The maximum is found by branch and bound: intervals of stopping
-times whose bound is below the best value found are discarded, and the others are halved. A few hundred evaluations find
-the maximum over 1e5 steps.
+The heuristic is not monotone in the number of steps. The maximum is found by branch and bound. An interval of stopping
+times is discarded if its bound is below the best value found. Other intervals are halved. A few hundred evaluations
+find the maximum over 1e5 steps.
 
 The steps of a shorter run usually have, up to a common factor, the weights of some steps of the longer run. Then one
 bound holds for all stopping times a <= t <= b: the signal S of the run stopped at b under the noise of the run stopped
@@ -20,7 +20,6 @@ import numpy as np
 from lastiterate.common.types import FloatArray, Floats
 from lastiterate.common.validation import PerStep, cut
 from lastiterate.features import LINEAR, RELEASES, REPLACEMENT, Support, require_supported
-from lastiterate.optimizer import is_adam
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
@@ -42,7 +41,7 @@ class Prefixes:
 
 
 def prefixes_of(run: DPSGD) -> Prefixes:
-    """Return the laws of a run that is stopped early. The optimizer's weights are those of the shorter run."""
+    """Return the laws of a run that is stopped early, with the weights of the shorter run."""
     weights = _nested_weights(run)
     if run.noise_filter is not None and (isinstance(weights, np.ndarray) or np.ndim(run.noise_multiplier)):
         weights = None  # a longer run may have less noise
@@ -88,10 +87,10 @@ def _nested_weights(run: DPSGD) -> PerStep | None:
     if optimizer is None or optimizer.is_memoryless:
         weights = run.effective_weights()
         return weights if np.min(weights) >= 0.0 else None
-    if is_adam(optimizer):  # Adam's bias correction depends on the number of the step
+    if optimizer.is_adaptive:  # Adam's bias correction depends on the number of the step
         return None
     steady = all(np.ndim(value) == 0 for value in (run.sample_rate, run.noise_multiplier, optimizer.learning_rate))
-    if steady and run.sampling != "shuffled" and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
+    if steady and run.batches_per_epoch is None and (optimizer.dampening == 0.0 or optimizer.momentum == 0.0):
         # The weight of a step then depends only on the number of steps after it.
         ago: Floats = np.asarray(optimizer.weights(run.steps))[::-1]
         return ago if ago.min() >= 0.0 else None

@@ -155,7 +155,7 @@ class Contraction:
     """A contraction factor that holds for every step of a run, as an argument of ``lastiterate.convex``.
 
     With probability 1 - ``failure`` or more, every step without the canary multiplies the distance of two models by at
-    most ``value``, which is in (0, 1].
+    most ``value``. The value is in (0, 1].
     """
 
     value: float

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import betainc
 
 from lastiterate.features import (
     COMBINATIONS,
@@ -28,6 +29,7 @@ from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
 
 if TYPE_CHECKING:
     from lastiterate.common.types import FloatArray, IntArray
+    from lastiterate.common.validation import PerStep
     from lastiterate.run import DPSGD
 
 
@@ -111,7 +113,7 @@ class Law:
         return Law(noise, factor * self.constant, self.counts, self.rates, factor * self.weights, blocks)
 
     def flipped(self) -> Law:
-        """Return the law of -S, which is as easy to detect as S."""
+        """Return the law of -S. It is as easy to detect as S."""
         return self.scaled(-1.0, self.noise)
 
 
@@ -132,7 +134,7 @@ def law_of(run: DPSGD) -> Law:
     """
     require_supported(run.replace(releases=None) if run.release_count > 1 else run, LAW)
     weights = run.effective_weights()
-    if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.sampling != "shuffled":
+    if np.ndim(weights) == 0 and np.ndim(run.noise_multiplier) == 0 and run.batches_per_epoch is None:
         noise = float(run.noise_multiplier) * math.sqrt(run.steps)
         return _independent(run, np.ones(()), noise if run.noise_filter is None else filtered_noise(run, 1.0))
     size = float(np.max(np.abs(weights)))
@@ -140,8 +142,8 @@ def law_of(run: DPSGD) -> Law:
         raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
     weights = np.asarray(weights) / size
     noise = _noise(run, weights) if run.noise_filter is None else filtered_noise(run, weights)
-    if run.sampling == "shuffled":
-        return _shuffled(run, weights, noise)
+    if run.batches_per_epoch is not None:
+        return _once_per_epoch(run, weights, noise)
     return _independent(run, weights, noise)
 
 
@@ -156,10 +158,11 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """Return the law if batches are drawn anew at each step: a Bernoulli(q_t) term for each step and example."""
     if run.min_separation > 1:
         return _in_turns(run, weights, noise)
-    if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
+    rate = participation_rate(run)
+    if weights.ndim == 0 and np.ndim(rate) == 0 and 0.0 < rate < 1.0:
         one = np.ones(1)
-        return Law(noise, 0.0, one * run.steps * run.group_size, one * run.sample_rate, one * weights)
-    rates, values, counts = distinct(np.asarray(run.sample_rate), weights, run.steps)
+        return Law(noise, 0.0, one * run.steps * run.group_size, one * rate, one * weights)
+    rates, values, counts = distinct(np.asarray(rate), weights, run.steps)
     counts = counts * run.group_size
     matters = (rates > 0.0) & (values != 0.0)
     certain = matters & (rates == 1.0)
@@ -224,45 +227,74 @@ def _sums_of_groups(groups: IntArray, values: FloatArray) -> FloatArray:
     return sums
 
 
+def participation_rate(run: DPSGD) -> PerStep:
+    """Return the probability that the canary is used in a step. Truncation drops some of the drawn examples."""
+    if run.sampling != "truncated-poisson":
+        return run.sample_rate
+    full, full_rate = full_batches(run)
+    return float(run.sample_rate) * (1.0 - full) + full * full_rate
+
+
+def full_batches(run: DPSGD) -> tuple[float, float]:
+    """Return the probability that the other examples fill a batch, and that the canary is then in this batch.
+
+    The first is P(J >= B) for J ~ Binomial(n - 1, q). The second is q E(B / (J + 1) | J >= B). Since C(n - 1, j) / (j +
+    1) = C(n, j + 1) / n, their product is B / n P(Binomial(n, q) > B).
+    """
+    size, most, rate = run.dataset_size, run.max_batch_size, float(run.sample_rate)
+    assert size is not None
+    assert most is not None
+    if size == most:
+        return 0.0, 0.0
+    full = float(betainc(most, size - most, rate))
+    together = most / size * float(betainc(most + 1, size - most, rate))
+    return full, min(together / full, rate) if full > 0.0 else 0.0
+
+
 def epoch_length(run: DPSGD) -> int:
-    """Return the number of batches in an epoch of shuffled batches."""
+    """Return the number of batches in an epoch in which each example is used once."""
     assert run.batches_per_epoch is not None
     return run.batches_per_epoch
 
 
-def _shuffled(run: DPSGD, weights: FloatArray, noise: float) -> Law:
-    """Return the law for shuffled batches. Groups of several examples need whole epochs and steps of equal weight."""
+def _once_per_epoch(run: DPSGD, weights: FloatArray, noise: float) -> Law:
+    """Return the law for shuffled batches or balls in bins.
+
+    Examples of a group draw their bins independently. In shuffled batches they do not, so groups need whole epochs and
+    steps of equal weight.
+    """
     rate = float(run.sample_rate)
     length = epoch_length(run)
     none = np.empty(0)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
-        if run.group_size > 1 and not rest:
-            return Law(noise, epochs * value * run.group_size, none, none, none)
-        assert run.group_size == 1
-        counts, rates, values = np.array([[1.0], [rest * rate], [value]]) if rest else (none, none, none)
-        return Law(noise, epochs * value, counts, rates, values)
-    assert run.group_size == 1
+        constant = epochs * value * run.group_size
+        if not rest:
+            return Law(noise, constant, none, none, none)
+        assert run.group_size == 1 or run.sampling != "shuffled"
+        counts, rates, values = np.array([[float(run.group_size)], [rest * rate], [value]])
+        return Law(noise, constant, counts, rates, values)
+    assert run.group_size == 1 or run.sampling != "shuffled"
     if run.min_separation == length:  # all epochs have the same order
-        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),))
+        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),) * run.group_size)
     if run.min_separation > 1:
         raise ValueError(
             f"min_separation must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
-            f"'shuffled' and different weights, got {run.min_separation}: otherwise epochs depend on each other"
+            f"{run.sampling!r} and different weights, got {run.min_separation}: otherwise epochs depend on each other"
         )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
         values, index = np.unique(_epoch(weights[start : start + length], length), return_inverse=True)
         if values.size == 1:
-            constant += float(values[0])
+            constant += float(values[0]) * run.group_size
         else:
             blocks.append((values, _sums_of_groups(index, _places(rate, index.size))))
-    return Law(noise, constant, none, none, none, tuple(blocks))
+    return Law(noise, constant, none, none, none, tuple(blocks) * run.group_size)
 
 
 def _places(rate: float, count: int) -> FloatArray:
-    """Return the probability of the canary in each batch of an epoch. The last batch may be smaller."""
+    """Return the probability of the canary in each batch of an epoch. The last shuffled batch may be smaller."""
     chances = np.full(count, rate)
     chances[-1] = 1.0 - rate * (count - 1)
     return chances

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
 
+from lastiterate.common.search import doubled
 from lastiterate.common.types import Floats
 from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.mixtures import mixture
@@ -198,10 +199,8 @@ class ReplacedPair(ReliablePair):
         return np.maximum(solve(side, log_delta, np.float64(start), _ZERO, top)[0], 0.0)
 
     def _log_delta(self, epsilon: Floats) -> Floats:
-        side, high = self._sides(), np.float64(self.law.noise)
-        while side(high).loss < epsilon:
-            high = 2.0 * high
-
+        side = self._sides()
+        high = doubled(lambda y: side(y).loss < epsilon, np.float64(self.law.noise))
         now = side(invert(lambda y: side(y)[:2], epsilon, 0.5 * high, _ZERO, high))
         return log_delta_at(now, now.loss, epsilon)
 
@@ -270,10 +269,7 @@ class TwoSidedPair(ReliablePair):
             return right.at(y).loss(y)[1], np.float64(np.nan)
 
         low, high = -right.kernel.noise, right.kernel.noise
-        while slope(low)[0] > 0.0:
-            low = 2.0 * low
-        while slope(high)[0] < 0.0:
-            high = 2.0 * high
+        low, high = doubled(lambda y: slope(y)[0] > 0.0, low), doubled(lambda y: slope(y)[0] < 0.0, high)
         y = invert(slope, _ZERO, _ZERO, low, high)
         return y, right.at(y).loss(y)[0]
 
@@ -281,9 +277,7 @@ class TwoSidedPair(ReliablePair):
         enough = a_little_less(log_delta)
         found: Floats = _ZERO
         if self._remove(found).log_delta > enough:
-            high: Floats = _ONE
-            while self._remove(high).log_delta > enough and high < 1e300:
-                high = 2.0 * high
+            high = doubled(lambda y: (self._remove(y).log_delta > enough) & (y < 1e300), _ONE)
             found, _ = solve(self._remove, log_delta, 0.5 * high, found, high)
         most = -self._lowest[1]  # for a larger epsilon Q is nowhere e^epsilon times P
         if self._bound_add(found) <= enough or self._add(found).log_delta <= enough:
@@ -317,7 +311,7 @@ class TwoSidedPair(ReliablePair):
         return Side(epsilon, _ONE, log_q + np.log1p(-share), -share / (1.0 - share))
 
     def _bound_add(self, epsilon: Floats) -> Floats:
-        """Bound log delta of Q over P from above, as if f had its minimum wherever f is below -epsilon."""
+        """Bound log delta of Q over P from above. Replace f by its minimum where f is below -epsilon."""
         log_q = self._log_inside(epsilon)
         return log_q if log_q == -np.inf else log_q + np.log(-np.expm1(epsilon + self._lowest[1]))
 
@@ -365,9 +359,7 @@ class TwoSidedPair(ReliablePair):
             log_densities = [-0.5 * (y / noise) ** 2 - np.log(local.loss(y)[1] * noise) for y, local in thresholds]
             return -log_outside, np.exp(np.logaddexp(*log_densities) - HALF_LOG_TAU - log_outside)
 
-        high = _ONE
-        while rarity(lowest + high)[0] < -goal:
-            high = 2.0 * high
+        high = doubled(lambda reach: rarity(lowest + reach)[0] < -goal, _ONE)
         loss = invert(rarity, -goal, lowest + 0.5 * high, lowest, lowest + high)
         thresholds = self._thresholds(loss)
         log_outside = self._log_outside(thresholds)

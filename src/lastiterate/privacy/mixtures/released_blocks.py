@@ -7,10 +7,10 @@ contribution of the earlier iterate is a known constant. So the block reveals as
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lastiterate.common.validation import PerStep
 from lastiterate.features import (
     CHECKPOINTS_INSIDE_EPOCHS,
     CHECKPOINTS_OF_MEMORY,
@@ -20,11 +20,7 @@ from lastiterate.features import (
     reveals_every_step,
 )
 from lastiterate.privacy.mixtures.law import LAW, Law, law_of
-
-if TYPE_CHECKING:
-    from lastiterate.common.validation import PerStep
-    from lastiterate.run import DPSGD
-
+from lastiterate.run import DPSGD
 
 BLOCKS = Support(
     "the heuristic", LAW.features - {CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS}

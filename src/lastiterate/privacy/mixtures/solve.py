@@ -1,6 +1,6 @@
 """The root-finder: Newton's method within a bracket, for many equations at once.
 
-The root is always a threshold y. `solve` finds the threshold with a given delta, and its privacy loss, which is
+The root is always a threshold y. `solve` finds the threshold with a given delta. The privacy loss at this threshold is
 epsilon. `invert` finds the threshold at which an increasing function has a given value.
 """
 

@@ -129,7 +129,7 @@ _SMALL_REMAINDER = np.concatenate(([0.0], gammaln(_SMALL + 1) - _SMALL * np.log(
 
 
 class Tilt(NamedTuple):
-    """Binomial(T, q) reweighted by exp(theta k), which is binomial again."""
+    """Binomial(T, q) reweighted by exp(theta k). It is binomial again."""
 
     theta: Floats
     mean: Floats
@@ -159,7 +159,7 @@ def tilt_at(y: Floats, steps: Floats, rate: Floats, noise: Floats) -> Tilt:
 def tilt_for(log_delta: Floats, steps: Floats, rate: Floats, noise: Floats) -> Tilt:
     """Estimate the saddle point at the threshold that is exceeded with probability delta, to start a search.
 
-    Uses Newton's method on sqrt(2 I), which is nearly linear in theta. I = theta K' - K is Chernoff's exponent.
+    Use Newton's method on sqrt(2 I), a nearly linear function of theta. I = theta K' - K is Chernoff's exponent.
     """
     variance = noise * noise
     goal = -2.0 * log_delta

@@ -71,7 +71,7 @@ def least_p_value(least_wrong: LeastWrong, canaries: int, ways: Iterable[tuple[i
 
 
 def guessing(of_right: float) -> float:
-    """Return the least of_wrong under perfect privacy, which is equal to of_right."""
+    """Return the least of_wrong under perfect privacy. It equals of_right."""
     return of_right
 
 

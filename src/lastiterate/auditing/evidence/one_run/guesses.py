@@ -22,9 +22,10 @@ from lastiterate.auditing.evidence.family import Family, family_of
 from lastiterate.auditing.evidence.one_run.allowed_guesses import gaussian, largest_factor, slack
 from lastiterate.auditing.evidence.threshold import Bounds, Worlds, bounds_at, chosen_by_themselves, predicted_threshold
 from lastiterate.common.types import Floats, IntArray
+from lastiterate.common.validation import told
 from lastiterate.formatting import spell
 from lastiterate.privacy.mixtures.solve import invert
-from lastiterate.registry import COMPOSITION, METHODS, ONE_RUN_METHODS
+from lastiterate.registry import COMPOSITION, METHODS
 from lastiterate.run import DPSGD
 
 _SHARE = 0.25  # default share of guessed canaries: the top eighth as "in", the bottom eighth as "out"
@@ -72,7 +73,7 @@ def fairness(canaries_in: int, canaries_out: int) -> float:
 
 
 def unfair_coins(canaries_in: int, canaries_out: int) -> str | None:
-    """Return the reason why these counts are not those of fair coins, or None if they may be."""
+    """Return the reason why fair coins did not give these counts, or None if they may have."""
     if (chance := fairness(canaries_in, canaries_out)) >= LEAST_FAIRNESS:
         return None
     return (
@@ -159,8 +160,8 @@ def bound_by_counts(
     method: str, canaries: int, count: int, right: int, delta: float, error: float, run: DPSGD | None = None
 ) -> LowerBound:
     """Return the bound if ``right`` of ``count`` guesses are right, without its ``largest``."""
-    if method not in ONE_RUN_METHODS or method == "one-run-independent":
-        raise ValueError(f"method must be a method of one run that counts right guesses, got {method!r}")
+    if method not in METHODS or not METHODS[method].counts_guesses:
+        raise ValueError(f"method must be a method of one run that counts right guesses, got {told(method)}")
     epsilon, noise, _ = _strongest(method, canaries, ((count, right),), delta, error, run)
     return LowerBound(epsilon, None, noise)
 
