@@ -34,5 +34,5 @@ def test_the_guarantee_is_one_that_holds_for_the_sampling(sampling, name):
     assert run.guarantee == name
     assert getattr(li, name)(run).is_guarantee
     assert list(ask_all(run, lambda curve: curve.epsilon(1e-5))) == list(
-        dict.fromkeys(["last_iterate", "composition", "full_batch", name])
+        dict.fromkeys([name, "last_iterate", "composition", "full_batch"])
     )

@@ -35,7 +35,7 @@ GOOD = {"steps": 3, "sample_rate": 0.1, "noise_multiplier": 1.0}
         ),
         (
             {"sampling": "bernoulli"},
-            "sampling must be one of poisson, balls-in-bins, fixed, shuffled, full, got 'bernoulli'",
+            "sampling must be one of poisson, truncated-poisson, balls-in-bins, fixed, shuffled, full, got 'bernoulli'",
         ),
         ({"sampling": "full"}, "sample_rate must be 1 with sampling 'full', got 0.1"),
         (

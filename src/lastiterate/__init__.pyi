@@ -9,6 +9,8 @@ from .auditing.run_audit import audit as audit
 from .checking.check import check as check
 from .citation import sentence as sentence
 from .common.errors import TrainerFailed as TrainerFailed
+from .integrations.balls_in_bins import BallsInBinsSampler as BallsInBinsSampler
+from .integrations.balls_in_bins import balls_in_bins_loader as balls_in_bins_loader
 from .integrations.dp_accounting import LastIterateAccountant as LastIterateAccountant
 from .integrations.history import HeuristicWarning as HeuristicWarning
 from .integrations.opacus import register_opacus as register_opacus

@@ -1,17 +1,22 @@
-"""Sentences for quoting the epsilon of a run in a paper, and BibTeX entries of the paper and of this tool."""
+"""Sentences on a run: guarantee and prediction for a paper, and a person's risk. BibTeX entries of tool and paper."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, ask, require_curves
-from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, spell_up
+from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
+from lastiterate.privacy.curve import SMALLEST_ERROR
 from lastiterate.run import require_run
 
 if TYPE_CHECKING:
+    from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
+    from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
 
 _DIGITS = 4  # significant digits of an epsilon, rounded up
@@ -23,7 +28,7 @@ _CORRELATED = "for all iterates, whichever of the allowed batches an example is 
 
 
 def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
-    """Return sentences about a run for a paper: its guarantee, the neighbouring relation, and the heuristic.
+    """Return sentences about a run for a paper: guarantee, neighbouring relation, heuristic, and a person's risk.
 
     The numbers of the run are exact, so that the run can be rebuilt from the sentence. Schedules are described by their
     first and last values and their range. Epsilons and delta are rounded up. The epsilon of the guarantee is the upper
@@ -34,14 +39,19 @@ def sentence(run: DPSGD, delta: float, curves: Curves | None = None) -> str:
     require_run(run)
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     words = [_guaranteed(run, delta), *_of_convex(run, delta, require_curves(curves)), _predicted(run, delta)]
-    return f"Training was DP-SGD: {describe(run, quoted=True)}. {' '.join(words)} {ONE_TRAINING}"
+    words += [*risk_sentences(run), ONE_TRAINING]
+    return f"Training was DP-SGD: {describe(run, quoted=True)}. {' '.join(words)}"
 
 
 def guaranteed(run: DPSGD, delta: float) -> tuple[str, Answer]:
     """Return the analysis and its guarantee (the upper end of its bracket), or the reason why there is none."""
+    return _by_guarantee(run, lambda curve: curve.bracket(delta)[1])
+
+
+def _by_guarantee(run: DPSGD, question: Callable[[PrivacyCurve], float]) -> tuple[str, Answer]:
     found, name = Answer(None), ""
     for name in dict.fromkeys([run.guarantee, "no_amplification"]):
-        found = ask(run, name, lambda curve: curve.bracket(delta)[1])
+        found = ask(run, name, question)
         if found.value is not None:
             break
     return name, found
@@ -93,6 +103,109 @@ def _predicted(run: DPSGD, delta: float) -> str:
         f"For {released_by(run)}, {heuristic} predicts epsilon {spell_up(found.value, _DIGITS)} at the same delta "
         "for the same neighbours; this is not a guarantee."
     )
+
+
+# Risk of a person, in words for readers without training in statistics.
+
+FALSE_ALARMS, LUCKY_GUESSES = 0.01, 0.1  # baselines of the two sentences
+_RISK_DIGITS, _ALL = 3, "100%"
+_ERROR = 1e-6  # above the largest numerical error of a risk; added before the risk is rounded up
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A risk by guarantee and by prediction: the success of an attack on what a run releases, or mu of Gaussian DP.
+
+    ``at`` names and gives the baseline of the attack, or the smallest error rate for which mu holds.
+    """
+
+    at: tuple[str, float]
+    guarantee: Answer
+    prediction: Answer
+
+    def fields(self) -> Fields:
+        """Return JSON fields. ``guarantee_reason`` and ``prediction_reason`` say why a field is null."""
+        shown: Fields = {self.at[0]: self.at[1], "guarantee": self.guarantee.value}
+        if self.guarantee.value is None:
+            shown["guarantee_reason"] = self.guarantee.reason
+        shown["prediction"] = self.prediction.value
+        if self.prediction.value is None:
+            shown["prediction_reason"] = self.prediction.reason
+        return shown
+
+
+def risk_of(run: DPSGD, baseline: float) -> Risk:
+    """Return the largest probability of success of an attack that succeeds with probability ``baseline`` without data.
+
+    The baseline is for a model that is trained without the person's data.
+    """
+    baseline = number("baseline", baseline, 0.0, 1.0)
+    return _both(run, ("baseline", baseline), lambda curve: curve.risk(baseline))
+
+
+def risks_of(run: DPSGD) -> tuple[Risk, Risk]:
+    """Return the risks that the two sentences state."""
+    return risk_of(run, FALSE_ALARMS), risk_of(run, LUCKY_GUESSES)
+
+
+def mu_of(run: DPSGD) -> Risk:
+    """Return mu of Gaussian DP, on error rates of at least 1e-10."""
+    return _both(run, ("smallest_error", SMALLEST_ERROR), lambda curve: curve.mu(SMALLEST_ERROR))
+
+
+def _both(run: DPSGD, at: tuple[str, float], question: Callable[[PrivacyCurve], float]) -> Risk:
+    return Risk(at, _by_guarantee(require_run(run), question)[1], ask(run, "last_iterate", question))
+
+
+def mu_sentence(run: DPSGD) -> str:
+    """Return mu of Gaussian DP in words: the guarantee first, the range of error rates, and the prediction."""
+    found = mu_of(run)
+    guarantee, prediction = (
+        "none" if each.value is None else spell_up(each.value, _RISK_DIGITS)
+        for each in (found.guarantee, found.prediction)
+    )
+    on = f"where both error rates are at least {spell_exact(SMALLEST_ERROR)}"
+    return f"Mu of Gaussian DP, {on}: {guarantee} (predicted: {prediction})."
+
+
+def risk_sentences(
+    run: DPSGD, false_alarms: float = FALSE_ALARMS, lucky_guesses: float = LUCKY_GUESSES
+) -> tuple[str, ...]:
+    """Return two sentences on what an attacker can learn about a person: the guarantee, and then the prediction.
+
+    The first sentence is about membership, the second about a secret in the person's data. The arguments are the two
+    baselines. Risks are rounded up. Without a guarantee and a prediction, the result is empty.
+    """
+    member, secret = risk_of(run, false_alarms), risk_of(run, lucky_guesses)
+    if member.guarantee.value is None and member.prediction.value is None:
+        return ()
+    without = "trained on someone else instead of" if run.neighbours == "replace" else "trained without"
+    these = "from this one" if run.release_count == 1 else "from the released ones"
+    most = f"at most {run.group_size:,} examples" if run.group_size > 1 else "one example"
+    return (
+        f"An attacker who accepts {per_cent(false_alarms)} false alarms, among people who are not in the data, "
+        f"{_succeeds(run, member, 'finds', 'find', 'of the members, the people who are')}.",
+        f"An attacker who guesses a person's secret with probability {per_cent(lucky_guesses)} from a model {without} "
+        f"that person {_succeeds(run, secret, 'guesses it with', 'guess it with', these)}. "
+        f"Both sentences are for people with {most} in the data.",
+    )
+
+
+def _succeeds(run: DPSGD, risk: Risk, verb: str, infinitive: str, of: str) -> str:
+    """Return what an attacker achieves: the guarantee and, in parentheses, the prediction."""
+    kind = "predicted" + (f" by an {APPROXIMATION}" if run.prediction == APPROXIMATION else "")
+    promised, expected = _share(risk.guarantee), _share(risk.prediction)
+    if not promised:
+        return f"is {kind} to {infinitive} {expected} {of}; nothing is guaranteed"
+    achieves = f"{verb} {promised} {of}" if promised != _ALL else f"may {infinitive} {promised} {of}"
+    return f"{achieves} ({f'{kind}: {expected}' if expected else 'no prediction'})"
+
+
+def _share(risk: Answer) -> str:
+    if risk.value is None:
+        return ""
+    words = f"{spell_up(100.0 * min(risk.value + _ERROR, 1.0), _RISK_DIGITS)}%"
+    return words if words == _ALL else f"at most {words}"
 
 
 # BibTeX entries, with the same facts as CITATION.cff.

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from lastiterate.common.types import Fields, Track
-from lastiterate.common.validation import function, instance, number, one_of
+from lastiterate.common.validation import function, instance, one_of
 from lastiterate.formatting import spell_up
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
-    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.privacy.curve import PrivacyCurve, Target
 
 Curves: TypeAlias = "Mapping[str, Callable[[DPSGD], PrivacyCurve]]"  # analyses that need more than the run
 QUICK_STEPS = 1000
@@ -69,13 +69,13 @@ def ask_all(
     track: Track = iter,
     curves: Curves | None = None,
 ) -> dict[str, Answer]:
-    """Return the answer of each analysis by its name.
+    """Return the answer of each analysis by its name: guarantees first, then the prediction, then the others.
 
     The three analyses of ``SIDE_BY_SIDE`` and the analysis that guarantees the run are always included. ``also`` names
     further analyses. ``curves`` has analyses that need more than the run, such as a contraction.
     """
     curves = require_curves(curves)
-    names = dict.fromkeys([*SIDE_BY_SIDE, require_run(run).guarantee, *curves, *also])
+    names = dict.fromkeys([require_run(run).guarantee, *curves, "last_iterate", *SIDE_BY_SIDE, *also])
     answers = {name: ask(run, name, question, curves.get(name)) for name in track(list(names))}
     if (in_bins := instead_of_shuffling(run)) and (value := ask(in_bins, "composition", question).value) is not None:
         reason = f"{answers['composition'].reason} and would have the guarantee {spell_up(value)} here"
@@ -103,18 +103,15 @@ def support_matrix() -> str:
 def noise_rows(
     runs: dict[_Key, DPSGD],
     names: Sequence[str],
-    epsilon: float,
-    delta: float,
+    target: Target,
     track: Track = iter,
     curves: Curves | None = None,
 ) -> list[tuple[_Key, Fields]]:
-    """Return, for each analysis and each run, the noise at which the analysis gives this epsilon and delta.
+    """Return, for each analysis and each run, the noise at which the analysis reaches the target.
 
-    Each row has the key of its run and JSON fields: the noise or the reason why there is none, and the epsilons of all
-    analyses with this noise. Raise ValueError if no row has a noise multiplier.
+    Each row has the key of its run and JSON fields: the noise or the reason why there is none, and the number of the
+    target, such as epsilon, by all analyses with this noise. Raise ValueError if no row has a noise multiplier.
     """
-    number("epsilon", epsilon, 0.0, open_low=True)
-    number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     for name in instance("names", names, Sequence, "a list of analyses"):
         one_of("names", name, ANALYSES)
     for run in instance("runs", runs, dict, "runs by their keys").values():
@@ -123,7 +120,7 @@ def noise_rows(
         raise ValueError("names and runs must not be empty: give at least one analysis and one run")
     curves = require_curves(curves)
     asked = [(key, run, name) for name in names for key, run in runs.items()]
-    rows = [(key, _noise_row(run, name, epsilon, delta, curves)) for key, run, name in track(asked)]
+    rows = [(key, _noise_row(run, name, target, curves)) for key, run, name in track(asked)]
     if all(row["noise_multiplier"] is None for _, row in rows):
         raise ValueError(rows[0][1]["noise_multiplier_reason"])
     return rows
@@ -136,17 +133,17 @@ def require_curves(curves: Curves | None) -> Curves:
     return instance("curves", curves, dict, "a dictionary of analyses by their names, or None")
 
 
-def _noise_row(run: DPSGD, name: str, epsilon: float, delta: float, curves: Curves) -> Fields:
+def _noise_row(run: DPSGD, name: str, target: Target, curves: Curves) -> Fields:
     from lastiterate.privacy.analyses.calibrate import calibrate
 
     try:
         analysis = curves.get(name) or ANALYSES[name].curve
-        run = calibrate(run, epsilon=epsilon, delta=delta, analysis=analysis)
+        run = calibrate(run, analysis=analysis, **target.fields())
         noise = Answer(float(run.noise_multiplier))
-        answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=curves)
+        answers = ask_all(run, target.of, curves=curves)
     except ValueError as refusal:
         noise = Answer(None, str(refusal))
-        answers = dict.fromkeys([*SIDE_BY_SIDE, run.guarantee, *curves], noise)
+        answers = dict.fromkeys([run.guarantee, *curves, "last_iterate", *SIDE_BY_SIDE], noise)
     answered = answer_fields({"noise_multiplier": noise, **answers})
     return {"analysis": name, "is_guarantee": ANALYSES[name].is_guarantee, **answered}
 

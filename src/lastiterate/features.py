@@ -95,7 +95,8 @@ def _groups_in_shuffled_batches(run: DPSGD) -> Found:
 
 
 FIXED, SHUFFLED, BALLS_IN_BINS = _sampled("fixed"), _sampled("shuffled"), _sampled("balls-in-bins")
-_OF_SAMPLING = {BALLS_IN_BINS: "balls-in-bins", FIXED: "fixed", SHUFFLED: "shuffled"}
+TRUNCATED = _sampled("truncated-poisson")
+_OF_SAMPLING = {TRUNCATED: "truncated-poisson", BALLS_IN_BINS: "balls-in-bins", FIXED: "fixed", SHUFFLED: "shuffled"}
 SAMPLE_RATES = _per_step("sample_rate", "sample rates by step", lambda run: run.sample_rate)
 NOISE_MULTIPLIERS = _per_step("noise_multiplier", "noise by step", lambda run: run.noise_multiplier)
 LEARNING_RATES = _per_step(
@@ -149,9 +150,11 @@ GROUPS = Feature(
 )
 GROUPS_IN_FIXED_BATCHES = Feature(
     "group_size",
-    "several examples in fixed batches",
+    "several examples in fixed or truncated batches",
     lambda run: (
-        ("1 with sampling 'fixed'", str(run.group_size)) if run.group_size > 1 and run.sampling == "fixed" else None
+        (f"1 with sampling {run.sampling!r}", str(run.group_size))
+        if run.group_size > 1 and run.sampling in ("fixed", "truncated-poisson")
+        else None
     ),
     "examples of one person compete for places in a batch, with an effect that depends on the size of the data set",
 )
@@ -219,7 +222,7 @@ SCHEDULES = frozenset({SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS}
 OPTIMIZERS = frozenset({NO_OPTIMIZER, MOMENTUM, WEIGHT_DECAY, AVERAGING, ADAM})
 BASIC = frozenset({FIXED, SHUFFLED}) | SCHEDULES | OPTIMIZERS
 LINEAR = (
-    BASIC | IN_BINS | {BALLS_IN_BINS, GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}
+    BASIC | IN_BINS | {TRUNCATED, BALLS_IN_BINS, GROUPS, REPLACEMENT, CORRELATED_NOISE, SEPARATION}
 )  # supported by linear scores of one iterate
 COMBINATIONS = frozenset(
     {
@@ -227,9 +230,9 @@ COMBINATIONS = frozenset(
         *(GROUPS_IN_FIXED_BATCHES, GROUPS_IN_SHUFFLED_BATCHES),
     }
 )
-TRAINED = (BASIC | {RELEASES, GROUPS, REPLACEMENT, CORRELATED_NOISE} | COMBINATIONS) - {NO_OPTIMIZER}
+TRAINED = (LINEAR | {RELEASES} | COMBINATIONS) - {NO_OPTIMIZER, SEPARATION}
 FEATURES = (
-    *(BALLS_IN_BINS, FIXED, SHUFFLED, SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS),
+    *(TRUNCATED, BALLS_IN_BINS, FIXED, SHUFFLED, SAMPLE_RATES, NOISE_MULTIPLIERS, LEARNING_RATES, WEIGHTS),
     *(NO_OPTIMIZER, ADAM, MOMENTUM, WEIGHT_DECAY, AVERAGING),
     *(RELEASES, CORRELATED_RELEASES, CHECKPOINTS_OF_MEMORY, CHECKPOINTS_INSIDE_EPOCHS),
     *(CORRELATED_NOISE, CORRELATED_ADAM, SEPARATION),

@@ -85,6 +85,8 @@ def training(run: DPSGD, rounded: bool = True, epochs: bool = True) -> list[str]
     parts = [SAMPLINGS[run.sampling].words]
     if epochs and run.batches_per_epoch is not None:
         parts.append(f"{run.batches_per_epoch:,} batch{'es' if run.batches_per_epoch > 1 else ''} per epoch")
+    if run.max_batch_size is not None:
+        parts.append(f"batches of at most {run.max_batch_size:,} of {run.dataset_size:,} examples")
     if run.weights is not None:
         parts.append(f"weights {exact(run.weights, rounded)}")
     if run.optimizer is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import (
     LEAST_NOISE,
+    MAX_STEPS,
     MOST_NOISE,
     PerStep,
     integer,
@@ -24,7 +25,7 @@ from lastiterate.common.validation import (
     told,
 )
 
-Sampling = Literal["poisson", "balls-in-bins", "fixed", "shuffled", "full"]
+Sampling = Literal["poisson", "truncated-poisson", "balls-in-bins", "fixed", "shuffled", "full"]
 Neighbours = Literal["add-remove", "zero-out", "replace"]
 LastBatch = Literal["keep", "drop"]
 Guarantee = Literal["composition", "no_amplification"]
@@ -53,6 +54,8 @@ class SamplingScheme:
 
 SAMPLINGS: dict[Sampling, SamplingScheme] = {
     "poisson": SamplingScheme("Poisson sampling", "add-remove", "composition"),
+    # A full batch drops examples, so that adding an example removes others. The size of the data set is public.
+    "truncated-poisson": SamplingScheme("truncated Poisson sampling", "zero-out", "composition"),
     # Each example draws its batch of an epoch by itself, so no example moves others (Chua et al. 2024).
     "balls-in-bins": SamplingScheme("balls in bins", "add-remove", "composition", True, True),
     # Adding or removing an example moves others between batches of fixed size and shuffled batches.
@@ -74,6 +77,8 @@ class Mechanism:
     noise_filter: tuple[float, ...] | None
     min_separation: int
     batches_per_epoch: int | None
+    max_batch_size: int | None
+    dataset_size: int | None
 
     def __post_init__(self) -> None:
         fix = partial(object.__setattr__, self)
@@ -94,11 +99,34 @@ class Mechanism:
             where = "without noise_filter" if self.noise_filter is None else "with sampling 'full'"
             raise BadArgument("min_separation", f"must be 1 {where}, got {self.min_separation}")
         fix("batches_per_epoch", self._batches_per_epoch())
+        self._check_truncation()
         if self.batches_per_epoch is not None and self.min_separation > self.batches_per_epoch:
             raise BadArgument(
                 "min_separation",
                 f"must be at most {self.batches_per_epoch}, the number of batches per epoch, with sampling "
                 f"{self.sampling!r}, got {self.min_separation}",
+            )
+
+    def _check_truncation(self) -> None:
+        sizes = {"dataset_size": self.dataset_size, "max_batch_size": self.max_batch_size}
+        if self.sampling != "truncated-poisson":
+            for name, size in sizes.items():
+                if size is not None:
+                    raise BadArgument(name, f"must be None with sampling {self.sampling!r}, got {told(size)}")
+            return
+        most = MAX_STEPS
+        for name, size in sizes.items():
+            if size is None:
+                raise BadArgument(name, "must be given with sampling 'truncated-poisson', got None")
+            most = integer(name, size, 1, most)
+            object.__setattr__(self, name, most)
+        if np.ndim(self.sample_rate) or not 0.0 < self.sample_rate < 1.0:
+            raise BadArgument(
+                "sample_rate", f"must be one number in (0, 1) with sampling {self.sampling!r}, got {self.sample_rate}"
+            )
+        if self.min_separation > 1:
+            raise BadArgument(
+                "min_separation", f"must be 1 with sampling 'truncated-poisson', got {self.min_separation}"
             )
 
     def _batches_per_epoch(self) -> int | None:

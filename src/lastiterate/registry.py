@@ -175,7 +175,20 @@ MAX_OVER_STEPS = Analysis(
 )
 _ANALYSES = LAST_ITERATE, COMPOSITION, FULL_BATCH, NO_AMPLIFICATION, CONVEX, MAX_OVER_STEPS
 ANALYSES = {each.name: each for each in _ANALYSES}
-SIDE_BY_SIDE = ("last_iterate", "composition", "full_batch")  # shown in every answer, in this order
+SIDE_BY_SIDE = ("composition", "last_iterate", "full_batch")  # shown in every answer, in this order
+
+PROMISES = {  # meanings of the guarantees, for people
+    "composition": "for every attack, even one that sees every step",
+    "no_amplification": "for every attack, even one that sees every step and all batches",
+    "convex": "for the final model alone, if losses are convex and steps contract as stated",
+}
+
+
+def expected_of(run: DPSGD) -> str:
+    """Return the meaning of the prediction, for people."""
+    released = "the final model" if run.release_count == 1 else f"the {run.release_count:,} released models"
+    return f"from {released} alone; {kind_of_prediction(run)}, no promise"
+
 
 OWN_COIN = "each canary was included by its own fair coin"
 _OF_HEURISTIC = "the heuristic's mechanism, with the noise unknown"
@@ -221,6 +234,20 @@ VALIDITIES = {  # the numbers of models for which a bound holds
 }
 
 VIOLATION, ABOVE_HEURISTIC, INCONCLUSIVE, CONSISTENT = "violation", "above heuristic", "inconclusive", "consistent"
+_HEADLINES = {  # verdicts as people read them; JSON and stores keep the names
+    VIOLATION: "Refuted.",
+    ABOVE_HEURISTIC: "Above the prediction, below the guarantee.",
+    INCONCLUSIVE: "Inconclusive: {} cannot tell.",
+    CONSISTENT: "Not refuted.",
+}
+
+
+def headline_of(verdict: str, scores: int, one_run: bool = False) -> str:
+    """Return the verdict in words. ``scores`` is the number of models, or of canaries in one run."""
+    what = "canaries" if one_run else "models"
+    return _HEADLINES[verdict].format(f"{scores:,} {what}")
+
+
 VERDICTS = {  # with their meanings
     VIOLATION: (
         "The attack found more than the claimed guarantee allows. With the stated confidence, the training is not as "

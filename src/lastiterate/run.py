@@ -77,6 +77,8 @@ class DPSGD(ByFields):
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
             replacement at each step), ``"shuffled"`` (each example once per epoch) or ``"full"`` (the whole data set).
+            ``"truncated-poisson"`` is Poisson sampling with at most ``max_batch_size`` of ``dataset_size`` examples in
+            a batch. If more are drawn, a random part of them is used and the others are dropped.
         clip_norm: norm to which per-example gradients are clipped. The analyses depend on it only through Adam's
             ``eps`` and L2 decay.
         optimizer: the map from gradients to parameters. It determines the weights of the steps. If it is None, all
@@ -88,8 +90,8 @@ class DPSGD(ByFields):
             by itself.
         neighbours: the neighbouring relation: ``"add-remove"`` (an example is added or removed), ``"zero-out"`` (an
             example gets a gradient of zero) or ``"replace"`` (an example is replaced by another). The default is
-            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for ``"fixed"`` or
-            ``"shuffled"``, where adding or removing an example also moves other examples between batches.
+            add-remove for sampling ``"poisson"``, ``"balls-in-bins"`` or ``"full"``. It is zero-out for the other
+            ones, where adding or removing an example also changes the batches of other examples.
         noise_filter: coefficients (c_0, c_1, ...) of correlated noise, as in DP-FTRL. The noise of step t is the sum of
             c_j z_(t-j), where z_s is drawn with the noise multiplier of step s, and z_s = 0 before the first step.
             These are the coefficients of jax-privacy's noising matrix C^-1. None means independent noise.
@@ -99,6 +101,8 @@ class DPSGD(ByFields):
         batches_per_epoch: number of batches per epoch, for shuffled batches and balls in bins. The default is 1 /
             ``sample_rate``, if this is a whole number. If the last shuffled batch of an epoch is smaller, give 1 /
             ``sample_rate``, rounded up.
+        max_batch_size: largest number of examples in a batch, for truncated Poisson sampling.
+        dataset_size: number of examples, for truncated Poisson sampling. Its guarantee depends on this number.
     """
 
     steps: int
@@ -114,6 +118,8 @@ class DPSGD(ByFields):
     noise_filter: tuple[float, ...] | None = None
     min_separation: int = 1
     batches_per_epoch: int | None = None
+    max_batch_size: int | None = None
+    dataset_size: int | None = None
 
     if TYPE_CHECKING:  # accepts lists; the fields hold arrays
         mechanism: ClassVar[Mechanism]  # parts of every run, set in __post_init__
@@ -134,6 +140,8 @@ class DPSGD(ByFields):
             noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
             min_separation: int = 1,
             batches_per_epoch: int | None = None,
+            max_batch_size: int | None = None,
+            dataset_size: int | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -168,6 +176,7 @@ class DPSGD(ByFields):
         noise_filter: Sequence[float] | NDArray[np.floating] | None = None,
         min_separation: int = 1,
         last_batch: LastBatch | None = None,
+        max_batch_size: int | None = None,
     ) -> DPSGD:
         """Return a run of ``epochs`` epochs with batches of expected size ``batch_size``.
 
@@ -185,7 +194,8 @@ class DPSGD(ByFields):
         once = SAMPLINGS[sampling].once_per_epoch
         count, per_epoch = max(1, round(steps)), round(batches) if once else None
         method = sampling, clip_norm, optimizer, weights, releases, group_size, neighbours, noise_filter, min_separation
-        return cls(count, share, noise_multiplier, *method, per_epoch)
+        size = dataset_size if sampling == "truncated-poisson" else None
+        return cls(count, share, noise_multiplier, *method, per_epoch, max_batch_size, size)
 
     @classmethod
     def from_opacus(
@@ -229,8 +239,8 @@ class DPSGD(ByFields):
 
         Args:
             config: a ``BandMFExecutionPlanConfig``, whose noise is correlated if it has several bands, or the
-                ``DpParams`` of an accountant. Only Poisson sampling and batches of fixed size are accepted, not
-                truncated batches. The noise filter must be the same at every step.
+                ``DpParams`` of an accountant. The noise filter must be the same at every step. Truncated batches must
+                have a single band.
             optimizer: the map from gradients to parameters, which no configuration contains. Its learning rate is for
                 the sum of gradients clipped to ``clip_norm``. None means that all steps have equal weight.
             steps: number of updates, for ``DpParams``, which does not contain it.
@@ -278,7 +288,7 @@ class DPSGD(ByFields):
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         sampling = changes.get("sampling", self.sampling)
         if not (isinstance(sampling, str) and sampling == self.sampling):
-            kept["batches_per_epoch"] = None
+            kept |= {"batches_per_epoch": None, "max_batch_size": None, "dataset_size": None}
             if self.neighbours == SAMPLINGS[self.sampling].neighbours:
                 kept["neighbours"] = None
         rate = changes.get("sample_rate", self.sample_rate)

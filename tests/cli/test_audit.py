@@ -61,6 +61,32 @@ def test_report_recomputes_and_exports_without_training(cli, here, monkeypatch):
     assert (found["models_in"], found["models_out"]) == (3000, 3000)
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize(
+    ("claim", "verdict"), [("", "Not refuted. This audit would have"), ("--claim-epsilon 1", "Refuted. ")]
+)
+def test_people_get_at_most_twelve_lines_in_the_order_of_every_screen(cli, here, monkeypatch, width, claim, verdict):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = cli(f"{DRAWN} --store runs/x.sqlite --name 'my audit' --owner me {claim}").stdout.splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= width
+    order = [
+        "my audit: me: 100 steps",
+        "guaranteed  ",
+        "predicted  ",
+        "found  ",
+        verdict,
+        "Files: runs/x.sqlite, .png, .html",
+    ]
+    starts = [next(i for i, line in enumerate(lines) if line.startswith(each)) for each in order]
+    assert starts == sorted(starts)
+    details = cli(f"report runs/x.sqlite --details {claim}").stdout
+    assert "composition family" in details
+    assert "lower bounds" in details
+    fields = cli(f"report runs/x.sqlite --json {claim}").stdout
+    assert [json.loads(fields)[key] for key in ("name", "owner")] == ["my audit", "me"]
+
+
 @pytest.mark.parametrize(
     ("claim", "status", "verdict"),
     [
@@ -83,7 +109,7 @@ def test_an_inconclusive_audit_is_status_4_with_a_claim_or_if_strict(cli, here):
         result = cli(f"report x.sqlite --json {options}")
         assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (status, "inconclusive")
     table = " ".join(cli("report x.sqlite").stdout.split())
-    assert "Verdict: inconclusive." in table
+    assert "Inconclusive: 16 models cannot tell." in table
 
 
 def test_dry_run_says_what_would_happen_and_keeps_nothing(cli, here):

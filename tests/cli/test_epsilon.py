@@ -3,6 +3,7 @@ import json
 import pytest
 
 import lastiterate as li
+from lastiterate.citation import risk_sentences
 
 RUN = "epsilon --steps 1000 --sample-rate 0.01 --noise-multiplier 1 --delta 1e-5"
 
@@ -19,7 +20,18 @@ def test_json_holds_the_run_and_the_analyses_of_python(cli):
         "composition": li.composition(run).epsilon(1e-5),
         "full_batch": li.full_batch(run).epsilon(1e-5),
         "max_over_steps": li.max_over_steps(run).epsilon(1e-5),
+        "risk": [
+            {
+                "baseline": each,
+                "guarantee": li.composition(run).risk(each),
+                "prediction": li.last_iterate(run).risk(each),
+            }
+            for each in (0.01, 0.1)
+        ],
     }
+    assert list(cli.json(RUN))[5:7] == ["composition", "last_iterate"]
+    mu = {"smallest_error": 1e-10, "guarantee": li.composition(run).mu(), "prediction": li.last_iterate(run).mu()}
+    assert cli.json(f"{RUN} --details")["mu"] == mu
 
 
 @pytest.mark.parametrize(
@@ -48,21 +60,38 @@ def test_composition_is_null_with_a_reason_where_it_is_not_valid(cli, sampling):
     assert answer["composition"] is None
     assert "no_amplification" in answer["composition_reason"]
     assert answer["last_iterate"] == li.last_iterate(li.DPSGD(1000, 0.01, 1.0, sampling=sampling)).epsilon(1e-5)
-    table = cli(f"{RUN} --sampling {sampling}")
+    table = cli(f"{RUN} --sampling {sampling} --details")
     assert table.exit_code == 0
     assert "none" in table.stdout
+    assert "guaranteed  epsilon" in table.stdout
     assert "no amplification" in " ".join(table.stdout.split())
 
 
-def test_table_shows_three_analyses_in_order_and_labels_the_heuristic(cli):
+def test_the_answer_has_the_guarantee_then_the_prediction_then_the_risk(cli):
     result = cli(RUN)
+    lines = result.stdout.splitlines()
+    assert lines[2:5] == [
+        "guaranteed  epsilon 1.83 for every attack, even one that sees every step",
+        "predicted   epsilon 1.28 from the final model alone; a heuristic, no promise",
+        "",
+    ]
+    assert " ".join(lines[5:]) == " ".join(risk_sentences(li.DPSGD(1000, 0.01, 1.0)))
+    assert max(map(len, lines)) <= 80
+    assert "full batch" not in result.stdout
+
+
+def test_details_have_mu_with_its_range_and_all_analyses_with_their_assumptions(cli):
+    result = cli(f"{RUN} --details")
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "\x1b" not in result.stdout
     rows = [line for line in result.stdout.splitlines() if line.startswith(("last", "composition", "full"))]
-    assert [row.split()[0] for row in rows] == ["last", "composition", "full"]
-    assert "(heuristic)" in rows[0]
-    assert "1.2778" in rows[0]
+    assert [row.split()[0] for row in rows] == ["composition", "last", "full"]
+    assert "(heuristic)" in rows[1]
+    assert "1.2778" in rows[1]
+    assert "Mu of Gaussian DP, where both error rates are at least 1e-10: 0.523 (predicted: 0.348)." in " ".join(
+        result.stdout.split()
+    )
     assert "predicts, does not guarantee" in " ".join(result.stdout.split())
     assert all(line == line.rstrip() for line in result.stdout.splitlines())
 

@@ -60,7 +60,7 @@ def test_scores_of_the_wrong_sign_are_found_by_a_split_and_remarked_otherwise(cl
         assert answer["caveats"][0] in " ".join(cli(f"estimate {file} {options}").stdout.split())
     judged = cli(f"estimate {file} --threshold 1.5 --claim-epsilon 1")
     assert judged.exit_code == 4
-    assert "Verdict: inconclusive. The sign of the scores seems to be wrong" in " ".join(judged.stdout.split())
+    assert "models cannot tell. The sign of the scores seems to be wrong" in " ".join(judged.stdout.split())
 
 
 @pytest.mark.parametrize("column", ["coin", "canary"])

@@ -79,7 +79,8 @@ def store(cli, tmp_path):
 def test_a_summary_is_written_with_its_card(cli, store, tmp_path):
     shown = cli(f"report {store} --method clopper-pearson --summary {tmp_path / 's.html'} --output {tmp_path}")
     assert shown.exit_code == 0, shown.stderr
-    assert f"Summary:{tmp_path / 's.html'}" in "".join(shown.stdout.split())  # long paths are wrapped
+    assert "s.html" in "".join(shown.stdout.split())  # long paths are wrapped
+    assert "print it to PDF" in cli.refusal(f"report {store} --summary {tmp_path / 's.pdf'}")
     card = json.loads((tmp_path / "s.json").read_text())
     found = cli.json(f"report {store} --method clopper-pearson")
     assert card["verdict"] == found["verdict"]

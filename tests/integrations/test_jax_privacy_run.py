@@ -116,6 +116,20 @@ def test_parameters_of_an_accountant_are_a_run_once_the_steps_are_given():
     assert run == li.DPSGD(8, 0.05, 1.0, noise_filter=[1.0, -0.5], min_separation=4)
 
 
+def test_truncated_batches_are_read_with_the_size_of_the_data_set_and_cost_what_jax_privacy_says():
+    sizes = dict(truncated_batch_size=12, num_examples=100)
+    run = li.DPSGD.from_jax_privacy(bands(strategy=np.array([1.0]), sampling_prob=0.1, epsilon=2.0, **sizes))
+    assert (run.sampling, run.max_batch_size, run.dataset_size) == ("truncated-poisson", 12, 100)
+    assert (run.neighbours, run.sample_rate) == ("zero-out", pytest.approx(0.1))
+    assert li.composition(run).epsilon(DELTA) == pytest.approx(2.0, abs=1e-3)
+
+
+@of_2_0
+def test_truncated_parameters_of_an_accountant_are_read():
+    run = li.DPSGD.from_jax_privacy(parameters(truncated_batch_size=12), steps=8)
+    assert run == li.DPSGD(8, 0.1, 1.0, "truncated-poisson", max_batch_size=12, dataset_size=100)
+
+
 def parameters(**changes):
     usual = dict(noise_multipliers=1.0, num_samples=100, delta=DELTA, batch_size=10)
     return analysis.DpParams(**(usual | changes))
@@ -125,7 +139,11 @@ def parameters(**changes):
     ("make", "given", "words"),
     [
         (lambda: bands(column_normalize=True), {}, "column_normalize must be False"),
-        (lambda: bands(truncated_batch_size=3, num_examples=100), {}, "truncated_batch_size must be None, got 3"),
+        (
+            lambda: bands(truncated_batch_size=3, num_examples=100),
+            {},
+            "truncated_batch_size must be None for a strategy of several bands, got 3",
+        ),
         (lambda: bands(l2_clip_norm=math.inf), {}, "l2_clip_norm must be greater than 0 and finite"),
         (bands, {"steps": 3}, f"steps must be None for a {Bands.__name__}"),
         (bands, {"optimizer": "sgd"}, "optimizer must be a lastiterate.SGD, a lastiterate.Adam or None"),
@@ -143,12 +161,6 @@ def parameters(**changes):
             parameters,
             {"steps": 3, "noise_filter": [1.0]},
             "noise_filter must be given if and only if cycle_length",
-            marks=of_2_0,
-        ),
-        pytest.param(
-            lambda: parameters(truncated_batch_size=3),
-            {"steps": 3},
-            "truncated_batch_size must be None, got 3",
             marks=of_2_0,
         ),
         (lambda: 1.0, {}, "config must be jax-privacy's BandMFExecutionPlanConfig, BandMFConfig or DpParams, got 1.0"),

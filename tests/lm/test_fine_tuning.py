@@ -17,6 +17,7 @@ from lastiterate.common.validation import LEAST_NOISE
 from lastiterate.lm.dp_sgd import TextTrainer, batches
 from lastiterate.lm.example_gradients import ExampleGradients
 from lastiterate.lm.hub import load_model
+from lastiterate.privacy.mixtures.law import participation_rate
 from tests.training.reference import clip, dp_sgd
 
 FALSE_ALARM = 1e-4
@@ -176,6 +177,25 @@ def test_poisson_batches_have_every_slot_with_the_sample_rate_and_independently(
         assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > FALSE_ALARM
         both = np.sum(taken[:-1] * taken[1:])  # at a step and at the next
         assert stats.binomtest(int(both), (steps - 1) * slots, rate**2).pvalue > FALSE_ALARM
+
+
+def test_balls_in_bins_have_every_slot_in_one_uniform_batch_of_an_epoch():
+    drawn = list(batches(DPSGD(4 * 3000, 0.25, 1.0, "balls-in-bins"), 7, np.random.default_rng(4)))
+    whole = [np.concatenate(drawn[first : first + 4]) for first in range(0, len(drawn), 4)]
+    assert all(sorted(epoch.tolist()) == list(range(7)) for epoch in whole)
+    bins = np.array([next(place for place in range(4) if 3 in drawn[first + place]) for first in range(0, 12000, 4)])
+    assert stats.chisquare(np.bincount(bins, minlength=4)).pvalue > FALSE_ALARM
+
+
+def test_truncated_batches_are_poisson_batches_of_limited_size():
+    run = DPSGD(6000, 0.4, 1.0, "truncated-poisson", max_batch_size=3, dataset_size=6)
+    drawn = list(batches(run, 6, np.random.default_rng(4)))
+    assert max(map(len, drawn)) == 3
+    chances = stats.binom.pmf(np.arange(7), 6, 0.4)
+    observed = np.bincount([len(batch) for batch in drawn])
+    assert stats.chisquare(observed, 6000 * np.append(chances[:3], chances[3:].sum())).pvalue > FALSE_ALARM
+    used = sum(4 in batch for batch in drawn)
+    assert stats.binomtest(used, 6000, participation_rate(run)).pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize("canary", CANARIES, ids=["long", "short"])

@@ -217,7 +217,7 @@ def test_epsilons_are_those_of_the_audit(result):
     shown = {row["name"]: row for row in epsilon_rows(result)}
     assert list(shown)[:3] == ["last iterate (heuristic)", "composition (standard)", "full batch (baseline)"]
     assert shown["last iterate (heuristic)"]["epsilon"] == result.last_iterate
-    assert "heuristic" in shown["last iterate (heuristic)"]["text"]
+    assert "predicted" in shown["last iterate (heuristic)"]["text"]
     assert "guaranteed" in shown["composition (standard)"]["text"]
     for method, label in (("clopper-pearson", "Clopper-Pearson (any mechanism)"), ("gdp", "Gaussian DP family")):
         assert shown[label]["epsilon"] == result.estimates[method].epsilon
@@ -230,5 +230,5 @@ def test_odd_audits_can_be_drawn(name):
     spec = audit_chart(odd(name)).to_dict()
     json.dumps(spec, allow_nan=False)
     drawn = vl_convert.vegalite_to_svg(spec)
-    assert "Epsilon, predicted and found" in drawn
+    assert "Epsilon, guaranteed, predicted and found" in drawn
     assert "NaN" not in drawn

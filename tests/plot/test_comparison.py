@@ -30,4 +30,4 @@ def test_infinite_epsilons_and_signals_without_a_value_are_drawn(result, tmp_pat
     assert '"text": "no value"' in spec
     save(comparison_chart(audits), tmp_path / "p.svg")
     assert "odd*: inconclusive" in (tmp_path / "p.svg").read_text(encoding="utf-8")
-    assert "inf" in str(comparison_table(audits))
+    assert "inf" in str(comparison_table(audits, details=True))

@@ -43,15 +43,20 @@ def test_all_three_say_the_same(card, tmp_path):
     write_summary(card, tmp_path / "two.md")
     assert json.loads((tmp_path / "one.json").read_text()) == json.loads((tmp_path / "two.json").read_text()) == card
     said = [
-        card["verdict"],
+        card["headline"],
+        card["advice"],
         card["reason"],
         card["trained"],
         card["run_words"],
         card["unit_of_privacy"],
         card["digest"],
     ]
-    said += [card["neighbours_words"], card["guaranteed"]["words"], card["predicted"]["words"], card["power"]["words"]]
-    said += [*(each["words"] for each in card["found"]), card["attack"], *card["caveats"], *TERMS.values(), "Signature"]
+    said += [card["neighbours_words"], card["attack"], *card["caveats"], *TERMS.values(), "Signature"]
+    said += [card["strength"]["words"]]
+    for each in card["numbers"]:  # the page has tiles, Markdown has sentences
+        assert each["text"] in words_of((tmp_path / "one.html").read_text())
+    for each in (card["guaranteed"], card["predicted"], card["power"], *card["found"]):
+        assert each["words"] in plain((tmp_path / "two.md").read_text())
     for each in said:
         assert each in words_of((tmp_path / "one.html").read_text()), each
         assert each in plain((tmp_path / "two.md").read_text()), each

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from lastiterate import DPSGD
+from lastiterate.privacy.mixtures.law import participation_rate
 from lastiterate.training.draws import model_keys
 from lastiterate.training.sampling import GroupSampler, PoissonSampler, Sampler, make_sampler, poisson_block
 from tests.shuffling import epoch_length, epochs_of
@@ -185,3 +186,30 @@ def test_slots_with_multiplicity_count_as_often_as_they_are_drawn():
         assert_law(counts[0, :, group].astype(int), stats.binom.pmf(np.arange(trials + 1), trials, 0.3))
     assert (counts[1] == multiplicity).all()
     assert (counts[2] == 0).all()
+
+
+@pytest.mark.parametrize(("slots", "length", "most"), [(40, 5, 100), (203, 7, 16), (6, 30, 100)])
+def test_balls_in_bins_have_every_slot_in_exactly_one_batch_of_an_epoch(slots, length, most):
+    models, steps = 1500, 2 * length
+    taken = members(sampler_of("balls-in-bins", 1.0 / length, slots, steps, most), slots, models, steps)
+    assert (taken.reshape(2, length, models, slots).sum(axis=1) == 1).all()
+    assert_frequencies(taken[3].sum(axis=0), models, 1.0 / length)
+    assert_law(taken[1].sum(axis=1).astype(int), stats.binom.pmf(np.arange(slots + 1), slots, 1.0 / length))
+    bins = taken.reshape(2, length, models, slots).argmax(axis=1)
+    assert_independent(bins[0, :, 0], bins[0, :, slots - 1])  # two slots
+    assert_independent(bins[0, :, 2], bins[1, :, 2])  # two epochs
+    assert_independent(bins[0, ::2, 2], bins[0, 1::2, 2])  # two models
+
+
+@pytest.mark.parametrize(("slots", "rate", "limit", "most"), [(12, 0.4, 5, 100), (200, 0.1, 18, 8)])
+def test_truncated_batches_are_random_parts_of_poisson_batches(slots, rate, limit, most):
+    models, steps = 2000, 2
+    run = DPSGD(steps, rate, 1.0, "truncated-poisson", max_batch_size=limit, dataset_size=slots)
+    taken = members(make_sampler(run, slots, 64, most), slots, models, steps)
+    sizes = stats.binom.pmf(np.arange(slots + 1), slots, rate)
+    sizes = np.append(sizes[:limit], sizes[limit:].sum())
+    assert_law(taken.sum(axis=2).astype(int).ravel(), sizes)
+    assert_frequencies(taken.sum(axis=1).ravel()[:: slots - 1], models, participation_rate(run))
+    assert_independent(taken[0, :, 1], taken[1, :, 1])
+    with pytest.raises(ValueError, match=f"dataset_size must be {slots + 1}, the number of examples with the canary"):
+        make_sampler(run, slots + 1, 64, most)

@@ -43,9 +43,17 @@ def test_the_table_is_that_of_the_analyses(reader, name):
     texts = {**USUAL, **ODD[name]}
     run, delta = reader.run(options(texts)), float(texts["delta"])
     found = explorer.answer(reader, texts)
-    assert [row["analysis"] for row in found["rows"]][:3] == ["last_iterate", "composition", "full_batch"]
+    order = dict.fromkeys(
+        [run.guarantee, *(["convex"] if name == "convex" else []), "last_iterate", "composition", "full_batch"]
+    )
+    assert [row["analysis"] for row in found["rows"]] == list(order)
+    numbers = {each["kind"]: each for each in found["numbers"]}
+    assert list(numbers) == ["guarantee", "prediction", "found"]
+    answers = {row["analysis"]: row["epsilon"] for row in found["rows"]}
+    assert numbers["guarantee"]["epsilon"] == answers[run.guarantee]
+    assert numbers["prediction"]["epsilon"] == answers["last_iterate"]
     if name == "convex":
-        convex = found["rows"].pop()
+        convex = found["rows"].pop(1)
         assert (convex["analysis"], convex["kind"]) == ("convex", "guarantee")
         assert convex["epsilon"] == li.convex(run, contraction=0.99).epsilon(delta)
     for row in found["rows"]:
@@ -55,13 +63,19 @@ def test_the_table_is_that_of_the_analyses(reader, name):
             assert row["words"] == str(refused.value)
         else:
             assert row["epsilon"] == ANALYSES[row["analysis"]].curve(run).epsilon(delta)
-    slow = explorer.lines(reader, texts, part="slow")
-    assert [each["kind"] for each in found["attacks"] + slow["attacks"]] in (["prediction", "guarantee"], ["guarantee"])
-    for attack in found["attacks"] + slow["attacks"]:
-        curve = ANALYSES[attack["analysis"]].curve(run)
-        assert attack["power"] == 1.0 - curve.fnr(0.01)
-        assert attack["advantage"] == curve.advantage()
-        assert ("predicted" in attack["words"]) == (attack["kind"] == "prediction")
+    for each in explorer.lines(reader, texts, part="slow")["risks"]:
+        assert each["risk"] == ANALYSES[each["analysis"]].curve(run).risk(each["baseline"])
+
+
+def test_sampling_is_compared_by_the_guarantee_that_holds_for_each(reader):
+    rows = {row["sampling"]: row for row in explorer.lines(reader, USUAL, part="sampling")["rows"]}
+    shuffled = reader.run({**options(USUAL), "sampling": "shuffled", "last_batch": "keep"})
+    assert [each["epsilon"] for each in rows["shuffled"]["numbers"]] == [
+        li.no_amplification(shuffled).epsilon(1e-5),
+        li.last_iterate(shuffled).epsilon(1e-5),
+    ]
+    assert rows["poisson"]["is_own"]
+    assert rows["poisson"]["numbers"][0]["epsilon"] == li.composition(reader.run(options(USUAL))).epsilon(1e-5)
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -74,7 +88,7 @@ def test_what_is_copied_says_the_same(reader, name):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(found["python"], names)
     assert names["run"] == reader.run(options(texts))
-    heuristic = found["rows"][0]["epsilon"]
+    heuristic = next(row["epsilon"] for row in found["rows"] if row["analysis"] == "last_iterate")
     assert f'"last_iterate": {heuristic!r}' in said.stdout
     assert printed.getvalue().startswith(f"{heuristic!r}\n")
     assert explorer.quoted(reader, texts)["sentence"] == li.sentence(
@@ -122,7 +136,7 @@ def test_how_much_noise_is_what_calibrate_says(reader):
         assert row["noise_multiplier"] == pytest.approx(needed.noise_multiplier, rel=1e-6)
         assert row["guaranteed"] == pytest.approx(li.composition(needed).epsilon(1e-5), rel=1e-6)
     (only,) = explorer.noise(reader, {**texts, "analysis": "full-batch"})["rows"]
-    assert only["kind"] == "comparison"
+    assert only["kind"] == "baseline"
 
 
 BAD = [

@@ -99,8 +99,10 @@ def facts_of(run: DPSGD) -> Facts:
 
 def _others(run: DPSGD) -> int:
     """Return the number of zero gradients to add, so that batches can have exactly the run's sample rate."""
-    if run.sampling in ("poisson", "full"):
+    if run.sampling in ("poisson", "balls-in-bins", "full"):
         return 0
+    if run.dataset_size is not None:
+        return run.dataset_size - run.group_size
     rate = float(np.max(run.sample_rate))
     slots = np.arange(1, _MOST_SLOTS + 1)
     whole = np.abs(rate * slots - np.rint(rate * slots)) < 1e-9

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import one_of
-from lastiterate.features import BASIC, COMBINATIONS, CORRELATED_NOISE, LINEAR, RELEASES, Support
+from lastiterate.features import (
+    BALLS_IN_BINS,
+    BASIC,
+    COMBINATIONS,
+    CORRELATED_NOISE,
+    LINEAR,
+    RELEASES,
+    TRUNCATED,
+    Support,
+)
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -176,7 +185,7 @@ def models_to_craft(attack: object) -> int:
     return int(getattr(attack, "to_craft", getattr(attack, "references", 0)))
 
 
-ONE_EXAMPLE = BASIC | {CORRELATED_NOISE} | COMBINATIONS  # default of ``supports``
+ONE_EXAMPLE = BASIC | {BALLS_IN_BINS, TRUNCATED, CORRELATED_NOISE} | COMBINATIONS  # default of ``supports``
 
 
 def support_of(attack: object) -> Support:

@@ -88,8 +88,8 @@ def with_defaults(
         run = run.replace(optimizer=usual(batch) if usual else SGD(0.5 / batch, momentum=momentum))
     if calibrated:
         return run
-    if not examples or run.sampling not in ("poisson", "full"):
-        why = "the default noise, for epsilon 8 by composition, is only for Poisson sampling"
+    if not examples or run.guarantee != "composition":
+        why = "the default noise, for epsilon 8 by composition, is only for other sampling"
         raise ValueError(f"noise_multiplier must be given for a trainer, and for shuffled or fixed-size batches: {why}")
     return _calibrated(run)
 

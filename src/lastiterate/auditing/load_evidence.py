@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from lastiterate.auditing.design import Paired
-from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.audit_result import AuditResult, advice_on, three_numbers
 from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.evidence.report import Evidence, report
 from lastiterate.auditing.identity import fingerprint
-from lastiterate.auditing.stores.audit_record import Crafted
+from lastiterate.auditing.stores.audit_record import ABOUT, Crafted
 from lastiterate.auditing.stores.store import MemoryStore, Store
-from lastiterate.citation import guaranteed, released_by, seen_by
+from lastiterate.citation import guaranteed, released_by, risk_sentences, risks_of, seen_by
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
 from lastiterate.common.errors import not_installed
 from lastiterate.common.types import Fields, FloatArray
@@ -61,6 +61,7 @@ def evidence_in(store: MemoryStore) -> Evidence:
         seconds=store.seconds,
         store=store.path,
         second_moment=crafted.second_moment,
+        about=record.about,
     )
 
 
@@ -108,6 +109,7 @@ def card_of(store: Store, result: AuditResult) -> Fields:
     return {
         "card": "lastiterate privacy card",
         "version": VERSION,
+        **{name: getattr(result, name) for name in ABOUT},
         "trained": printable(result.data) or "a user's trainer",
         "run": run_fields(run),
         "run_words": describe(run),
@@ -118,11 +120,15 @@ def card_of(store: Store, result: AuditResult) -> Fields:
         "delta": result.delta,
         **_guaranteed(result),
         **_predicted(result),
+        "risk": {"words": list(risk_sentences(run)), "at": [each.fields() for each in risks_of(run)]},
         "found": [_found(result, method) for method in result.estimates],
         **_power(result),
         "attack": printable(result.attack),
         "models": {"in": len(result.scores_in), "out": len(result.scores_out), "planned": result.models},
         "verdict": result.verdict,
+        "headline": result.headline,
+        "advice": advice_on(result),
+        "numbers": [asdict(each) for each in three_numbers(result)],
         "verdict_words": VERDICTS[result.verdict],
         "reason": printable(result.reason),
         "strength": asdict(result.strength),
@@ -142,7 +148,7 @@ def _guaranteed(result: AuditResult) -> Fields:
     name, found = guaranteed(result.run, result.delta)
     if found.value is None:
         return {"guaranteed": None, "guaranteed_reason": found.reason}
-    words = f"epsilon {spell_up(found.value, 4)}, {seen_by(result.run, name)}"
+    words = f"epsilon {spell_up(found.value, 3)}, {seen_by(result.run, name)}"
     return {"guaranteed": {"epsilon": found.value, "analysis": name, "words": words}}
 
 
@@ -151,7 +157,7 @@ def _predicted(result: AuditResult) -> Fields:
     if answer.value is None:
         return {"predicted": None, "predicted_reason": answer.reason}
     kind = kind_of_prediction(result.run)
-    words = f"epsilon {spell_up(answer.value, 4)}, for {released_by(result.run)}; {kind}, not a guarantee"
+    words = f"epsilon {spell_up(answer.value, 3)}, for {released_by(result.run)}; {kind}, not a guarantee"
     fields = {"epsilon": answer.value, "analysis": LAST_ITERATE.name, "is_guarantee": False, "words": words}
     return {"predicted": fields}
 
@@ -160,7 +166,7 @@ def _found(result: AuditResult, method: str) -> Fields:
     each = result.estimates[method]
     valid = THRESHOLDS[each.threshold_choice].is_valid
     finite = math.isfinite(each.epsilon)
-    value = spell_down(each.epsilon, 4) if finite else "infinite"
+    value = spell_down(each.epsilon, 3) if finite else "infinite"
     says = f"epsilon at least {value}, with confidence {per_cent(each.confidence)}" if valid else f"epsilon {value}"
     fields: Fields = {
         "method": method,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
 
 import numpy as np
 
@@ -63,6 +64,9 @@ def audit(
     until: str | None = None,
     contraction: float | Contraction | None = None,
     fault: float = 0.5,
+    name: str = "",
+    owner: str = "",
+    notes: str = "",
 ) -> AuditResult:
     """Train models with and without a canary, and estimate epsilon from how well an attack distinguishes them.
 
@@ -94,6 +98,7 @@ def audit(
             the guarantee of ``lastiterate.convex`` for the last iterate.
         fault: share of the declared noise. The audit must be able to refute a training with only this share. If its
             power against such a training is below 80%, the verdict is "inconclusive".
+        name, owner, notes: what the audit is called, who is responsible, and remarks. Reports show them.
     """
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction, fault)
     ends = read_until(until)
@@ -104,15 +109,29 @@ def audit(
     if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):
         raise ValueError(f"store must be the path of a file, or None to keep nothing, got {told(store)}")
     chosen = named_attack(attack) if isinstance(attack, str) else attack
+    about = about_of(name, owner, notes)
     given = Given(run, chosen, models, seed, test, data, open_ended=validity == "anytime")
     experiment = experiment_on(problem, given)
     try:
-        return conduct(experiment, question, store, engine, progress, ends)
+        return conduct(experiment, question, store, engine, progress, ends, about=about)
     except TrainerFailed as failed:
         if not isinstance(failed.error, Exception):  # a trainer must not end the caller's program
             raise
         failed.error.add_note(failed.story)
         raise failed.error from None
+
+
+_LONGEST_NAME, _LONGEST_NOTES = 200, 2000  # characters
+
+
+def about_of(name: str, owner: str, notes: str) -> dict[str, str]:
+    """Return what a user says about an audit, without empty texts."""
+    given = {"name": name, "owner": owner, "notes": notes}
+    for key, text in given.items():
+        most = _LONGEST_NOTES if key == "notes" else _LONGEST_NAME
+        if not isinstance(text, str) or len(text) > most:
+            raise ValueError(f"{key} must be a text of at most {most:,} characters, got {told(text)}")
+    return {key: text for key, text in given.items() if text.strip()}
 
 
 def conduct(
@@ -123,13 +142,14 @@ def conduct(
     progress: bool | None = None,
     until: Until | None = None,
     remarks: Sequence[str] = (),
+    about: Mapping[str, str] = MappingProxyType({}),
 ) -> AuditResult:
     """Run the missing trials of an experiment, and return the result. If the trainer fails, raise ``TrainerFailed``.
 
     Remarks are printed after the last check that could stop the audit with an error.
     """
     said = [*remarks, *([remark] if (remark := question.remark(experiment.run)) else [])]
-    with collected(experiment, question, store, engine, progress, until, said) as kept:
+    with collected(experiment, question, store, engine, progress, until, said, about) as kept:
         return report(evidence_in(kept), question)
 
 
@@ -142,11 +162,12 @@ def collected(
     progress: bool | None = None,
     until: Until | None = None,
     remarks: Sequence[str] = (),
+    about: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[MemoryStore]:
     """Yield the store with all trials of an experiment, for callers that evaluate the scores themselves."""
     computer = find_engine(engine)
     question.check(experiment.run, kind_of(experiment.design, Unknown()))
-    with _open(store, experiment) as kept:
+    with _open(store, experiment, about) as kept:
         watch = None if until is None else Watch(until)
         _Session(experiment, kept, question, progress, watch).fill(computer, remarks)
         yield kept
@@ -279,13 +300,13 @@ def _other_versions(store: MemoryStore) -> list[str]:
 
 
 @contextmanager
-def _open(path: str | Path | None, experiment: Experiment) -> Iterator[MemoryStore]:
+def _open(path: str | Path | None, experiment: Experiment, about: Mapping[str, str]) -> Iterator[MemoryStore]:
     """Open the store. Without a path, the store is in memory.
 
     If crafting or the first model fails, a new file is deleted: corrected code would be refused as another audit.
     """
     created = datetime.now(UTC).isoformat()
-    setup: Fields = {"versions": versions(), "platform": platform.platform(), "created": created}
+    setup: Fields = {"versions": versions(), "platform": platform.platform(), "created": created, **about}
     record = Record(experiment.run, experiment.design, experiment.data, experiment.quality, setup)
     if not path:
         yield MemoryStore(begin(experiment.identity(), record))
@@ -293,6 +314,7 @@ def _open(path: str | Path | None, experiment: Experiment) -> Iterator[MemorySto
     new = not Path(path).exists()
     folders = [folder for folder in Path(path).parents if not folder.exists()]
     with Store.open(path, experiment.identity(), record) as store:
+        store.tell(about)
         try:
             yield store
         except Exception as error:

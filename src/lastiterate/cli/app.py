@@ -37,9 +37,9 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 # Summaries of the commands, in the order of the list. Each summary equals the first line of the command's help.
 SUMMARIES = {
-    "epsilon": "Epsilon of the released model, by three analyses.",
+    "epsilon": "Epsilon of the released model, and what an attacker can learn.",
     "delta": "Delta of the released model, by three analyses.",
-    "calibrate": "The least noise that reaches a target epsilon.",
+    "calibrate": "The least noise that reaches a target.",
     "plan": "Compare batch sizes by the noise that each needs.",
     "explore": "Explore runs in the browser: move a slider, see epsilon.",
     "check": "Check training code against its declared settings.",

@@ -138,8 +138,9 @@ def perform(
     check_audit(store, options, inputs, json)
     with resumable(store), talk_on_stderr():
         remarks = [planned.remark] if planned.remark else []
-        result = conduct(experiment, question, store, engine, until=until, remarks=remarks)
-    return finish(result, question, options.output, options.strict, json)
+        about = options.about
+        result = conduct(experiment, question, store, engine, until=until, remarks=remarks, about=about)
+    return finish(result, question, options.output, options.strict, json, details=options.details)
 
 
 def check_audit(store: Path, options: AuditOptions, inputs: Files, json: bool) -> None:

@@ -61,6 +61,7 @@ Strict = Annotated[
     bool,
     ("Also exit with 1 if the bound exceeds the heuristic, and with 4 if the verdict is inconclusive without a claim."),
 ]
+Details = Annotated[bool, "Print every analysis, method and note."]
 Output = Annotated[Path | None, Option("Folder for the page and the pictures (default: the store's).", "FOLDER")]
 ClipNorm = Annotated[float | None, "Clipping norm (default: 1)."]
 
@@ -127,6 +128,17 @@ class AuditOptions:
         Option("With --anytime: stop on these conditions, separated by commas.", "refuted|minutes=N|epsilon=E"),
     ] = None
     dry_run: Annotated[bool, "Only print the number of models and the time that the audit needs."] = False
+    details: Details = False
+    name: Annotated[str | None, "What to call this audit in lists and reports. The scores do not depend on it."] = None
+    owner: Annotated[str | None, "Who is responsible for the audit."] = None
+    notes: Annotated[str | None, "Remarks for the reports."] = None
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The name, the owner and the notes, if given."""
+        from lastiterate.auditing.run_audit import about_of
+
+        return about_of(self.name or "", self.owner or "", self.notes or "")
 
 
 def find_attack(name: str, others: str | None = None) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from lastiterate.citation import mu_of, mu_sentence, risk_sentences, risks_of
 from lastiterate.cli.options import (
     ConvexOptions,
     Delta,
@@ -18,12 +19,14 @@ from lastiterate.cli.options import (
 from lastiterate.cli.output import check_plot, print_answers, print_json, print_note, tracker, write_plot
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
-from lastiterate.formatting import describe, notes_on, spell_exact, spell_up
-from lastiterate.registry import SIDE_BY_SIDE
+from lastiterate.formatting import describe, neighbours_of, notes_on, spell_exact, spell_up
+from lastiterate.registry import PROMISES, expected_of
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
-    from lastiterate.compare_analyses import Curves
+    from lastiterate.compare_analyses import Answer, Curves
+
+_DIGITS = 3  # significant digits of an epsilon that people read
 
 
 @unfold
@@ -34,13 +37,15 @@ def epsilon(
     method: MethodOptions,
     convex: ConvexOptions,
     plot: Plot = None,
-    sentence: Annotated[bool, "Print a sentence that may be quoted, instead of a table."] = False,
+    sentence: Annotated[bool, "Print a sentence that may be quoted, instead of the answer."] = False,
+    details: Annotated[bool, "Also show mu of Gaussian DP, and all analyses with their assumptions."] = False,
     json: Json = False,
 ) -> None:
-    """Epsilon of the released model, by three analyses.
+    """Epsilon of the released model, and what an attacker can learn.
 
-    The analyses are the last-iterate heuristic, the standard composition analysis and the full-batch baseline. --convex
-    or --diameter adds a guarantee for the last iterate.
+    The answer has the guarantee (what you may promise), the prediction (what to expect), and the risk of a person in
+    words. --details adds all analyses, such as the full-batch baseline. --convex or --diameter adds a guarantee for the
+    last iterate.
 
     \b
     Example:
@@ -50,28 +55,46 @@ def epsilon(
     delta = number("delta", delta, 0.0, 1.0, open_low=True, open_high=True)
     curves = convex.curves()
     check_plot(plot)
-    has_notes = False
     if sentence and not json:
         print_note(_sentence(run, delta, curves))
     else:
         answers = ask_all(
             run, lambda curve: curve.epsilon(delta), "max_over_steps", track=tracker("analysing"), curves=curves
         )
-        notes, last, largest = notes_on(run), answers["last_iterate"].value, answers["max_over_steps"].value
-        if last is not None and largest is not None and largest > last + 1e-6 * max(1.0, last):
-            # As in the paper, more steps can lower the heuristic.
-            earlier = f"By the heuristic, a model released after fewer steps can leak more: up to {spell_up(largest)}."
-            notes = [earlier, *notes]
-        has_notes = bool(notes) or any(answers[name].value is None for name in SIDE_BY_SIDE)
         if json:
-            quoted = {"sentence": _sentence(run, delta, curves)} if sentence else {}
-            print_json({**run_fields(run), **convex.fields(), "delta": delta, **answer_fields(answers, run), **quoted})
+            fields = {**run_fields(run), **convex.fields(), "delta": delta, **answer_fields(answers, run)}
+            fields |= {"risk": [risk.fields() for risk in risks_of(run)]}
+            fields |= {"mu": mu_of(run).fields()} if details else {}
+            fields |= {"sentence": _sentence(run, delta, curves)} if sentence else {}
+            print_json(fields)
         else:
-            print_answers(f"{describe(run)}; delta {spell_exact(delta)}", "epsilon", answers, run, notes)
+            _print_answer(run, delta, answers)
+            if details:
+                print_note("")
+                print_answers("All analyses", "epsilon", answers, run, [mu_sentence(run)])
     if plot is not None:
         from lastiterate.plot.run_charts import run_chart
 
-        write_plot(lambda: run_chart(run, delta, tracker("drawing"), curves), plot, quiet=json, has_notes=has_notes)
+        write_plot(lambda: run_chart(run, delta, tracker("drawing"), curves), plot, quiet=json)
+
+
+def _print_answer(run: DPSGD, delta: float, answers: dict[str, Answer]) -> None:
+    """Print the run, its guarantees and its prediction in one line each, and the risk of a person."""
+    about = f", {neighbours_of(run).partition(',')[0]}" if run.neighbours == "add-remove" else ""
+    lines = [f"{describe(run)}; delta {spell_exact(delta)}{about}"]
+    shown = {run.guarantee: "guaranteed", "convex": "guaranteed", "last_iterate": "predicted"}
+    for name, title in shown.items():
+        if name in answers:
+            value, words = answers[name].value, PROMISES.get(name, expected_of(run))
+            found = f"none: {answers[name].reason}" if value is None else f"epsilon {spell_up(value, _DIGITS)} {words}"
+            lines.append(f"{title:12}{found}")
+    last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
+    notes = notes_on(run)
+    if last is not None and largest is not None and largest > last + 1e-6 * max(1.0, last):
+        # As in the paper, more steps can lower the heuristic.
+        worst = spell_up(largest, _DIGITS)
+        notes.insert(0, f"By the heuristic, a model released after fewer steps can leak more: up to {worst}.")
+    print_note("\n".join([*lines, "", *risk_sentences(run), *notes]))
 
 
 def _sentence(run: DPSGD, delta: float, curves: Curves) -> str:

@@ -73,8 +73,9 @@ def estimate(
     from lastiterate.auditing.evidence.score_signal import Kind
     from lastiterate.auditing.evidence.verdict import judge_scores
     from lastiterate.auditing.load_evidence import read_scores
-    from lastiterate.cli.report import estimate_fields, status_of, strength_fields, verdict_note
+    from lastiterate.cli.report import estimate_fields, status_of, strength_fields
     from lastiterate.common.progress import tell
+    from lastiterate.registry import headline_of
 
     run, delta, validity = None, claims.delta, claims.validity
     if size != SizeOptions() or training != MethodOptions() or noise_multiplier is not None:
@@ -106,8 +107,10 @@ def estimate(
         kind = Kind.ONE_MODEL if method in ONE_RUN_METHODS else kind
         judgement = judge_scores(*scores, claim, kind, delta, confidence, threshold, run, validity, check_fault(fault))
         verdict = judgement.verdict
-        judged = {"verdict": verdict, "reason": judgement.reason, "strength": strength_fields(judgement.strength)}
-        notes_on_verdict = [verdict_note(verdict, judgement.reason), judgement.strength.words]
+        headline = headline_of(verdict, len(scores[0]) + len(scores[1]), kind is Kind.ONE_MODEL)
+        judged = {"verdict": verdict, "headline": headline, "reason": judgement.reason}
+        judged["strength"] = strength_fields(judgement.strength)
+        notes_on_verdict = [f"{headline} {judgement.reason}", judgement.strength.words]
     rows = [estimate_fields(each) for each in found]
     if not json:
         title, notes = _words(found, len(scores[0]), len(scores[1]))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lastiterate.common.types import Fields
     from lastiterate.compare_analyses import Curves
     from lastiterate.optimizer import Optimizer
+    from lastiterate.privacy.curve import Target
 
 # Parsers: functions of the option's name (for error messages) and text. Typer does not parse defaults.
 
@@ -250,7 +251,7 @@ class MethodOptions:
     group_size: Annotated[int | None, "Largest number of examples of one person (default: 1)."] = None
     neighbours: Annotated[
         Neighbours | None,
-        "How neighbouring data sets differ (default: add-remove; zero-out with shuffled or fixed batches).",
+        "How neighbouring data sets differ (default: add-remove; zero-out with shuffled, fixed or truncated batches).",
     ] = None
     noise_filter: Annotated[
         list[float] | None,
@@ -261,10 +262,11 @@ class MethodOptions:
         ),
     ] = None
     min_separation: Annotated[int, "Fewest steps between two batches with the same example (default: 1)."] = 1
+    max_batch_size: Annotated[int | None, "Largest batch of truncated Poisson sampling; needs --dataset-size."] = None
 
     def fields(self) -> Fields:
         """Return the fields of a ``DPSGD`` that these options set."""
-        names = ("sampling", "weights", "releases", "neighbours", "noise_filter", "min_separation")
+        names = ("sampling", "weights", "releases", "neighbours", "noise_filter", "min_separation", "max_batch_size")
         group = 1 if self.group_size is None else self.group_size
         return {"optimizer": self._optimizer(), "group_size": group, **{name: getattr(self, name) for name in names}}
 
@@ -335,6 +337,30 @@ class ConvexOptions:
 
 
 @dataclass(frozen=True)
+class TargetOptions:
+    """Options for what the noise must reach: exactly one kind of target."""
+
+    epsilon: Annotated[float | None, "Target: epsilon of (epsilon, delta)-DP; needs --delta."] = None
+    delta: Annotated[float | None, "Delta of (epsilon, delta)-DP, in (0, 1)."] = None
+    mu: Annotated[float | None, "Target: mu of Gaussian DP, where both error rates are at least 1e-10."] = None
+    advantage: Annotated[float | None, "Target: the largest true positive rate minus false positive rate."] = None
+    tpr: Annotated[float | None, "Target: the largest true positive rate of an attack; needs --fpr."] = None
+    fpr: Annotated[float | None, "False positive rate of this attack."] = None
+
+    def target(self) -> Target:
+        """Return the target. Raise an error unless the options are exactly one kind of target."""
+        from lastiterate.privacy.curve import TARGETS, Target
+
+        values = {name: getattr(self, name) for name in ("epsilon", "delta", "mu", "advantage", "tpr", "fpr")}
+        given = [name for name, value in values.items() if value is not None]
+        if tuple(given) not in TARGETS:
+            got = " and ".join(map(_spelled, given)) or "none of them"
+            kinds = ", or ".join(" with ".join(map(_spelled, kind)) for kind in TARGETS)
+            raise OptionError(f"give exactly one target: {kinds}; got {got}")
+        return Target(**values)
+
+
+@dataclass(frozen=True)
 class SizeOptions:
     """Options for the length of a run and its batches: by steps and sample rate, or by dataset and batch size."""
 
@@ -353,15 +379,18 @@ class SizeOptions:
 
     def run(self, noise_multiplier: PerStep, method: MethodOptions) -> DPSGD:
         sizes: Fields = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
+        known: Fields = {"dataset_size": self.dataset_size} if method.sampling == "truncated-poisson" else {}
         if _given(sizes) and self.steps is not None and self.sample_rate is None and self.epochs is None:
             _require(sizes)
             batches, share = batches_of_epoch(**sizes, last_batch=self.last_batch, sampling=method.sampling)
             once = SAMPLINGS[method.sampling].once_per_epoch
             whole = round(batches) if once else self.batches_per_epoch
-            fields = {**method.fields(), "batches_per_epoch": whole}
+            fields = {**method.fields(), **known, "batches_per_epoch": whole}
             return method.scheduled(DPSGD(self.steps, share, noise_multiplier, **fields))
         by_rate: Fields = {"steps": self.steps, "sample_rate": self.sample_rate}
         by_batch: Fields = {**sizes, "epochs": self.epochs}
+        if known and self.sample_rate is not None:
+            del by_batch["dataset_size"]
         if self.batches_per_epoch is not None and _given(by_batch):
             raise OptionError("--batches-per-epoch belongs to --sample-rate: with --batch-size give --last-batch")
         if self.last_batch is not None and not _given(by_batch):
@@ -377,7 +406,8 @@ class SizeOptions:
             by_rate["sample_rate"] = 1.0
         _require(by_rate)
         by_rate["batches_per_epoch"] = self.batches_per_epoch
-        return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **method.fields()))
+        fields = {**method.fields(), **known}
+        return method.scheduled(DPSGD(**by_rate, noise_multiplier=noise_multiplier, **fields))
 
 
 ADAMW_DECAY = 0.01  # the default of torch.optim.AdamW

@@ -101,11 +101,29 @@ def _cell(key: str, value: Json) -> str:
     raise TypeError(f"{key} is no value for a table: {value!r}")
 
 
-def print_note(text: str) -> None:
+def print_note(*lines: str | Text) -> None:
     """Print plain text, such as a note above a table."""
     from rich.text import Text
 
-    _write(text_of(Text(shown(text))) + "\n")
+    _write(text_of(*(Text(shown(each)) if isinstance(each, str) else each for each in lines)) + "\n")
+
+
+def width() -> int:
+    """Return the width of the terminal in characters."""
+    from rich.console import Console
+
+    return Console().width
+
+
+def listed(files: Sequence[Path], more: str) -> str:
+    """Return the names of files in a line. Of files beside the first one, only what differs is named."""
+    if not files:
+        return more
+    first, names = files[0], [str(files[0])]
+    for file in files[1:]:
+        own = file.suffix if file.stem == first.stem else file.name
+        names.append(own if file.parent == first.parent else str(file))
+    return printable(f"Files: {', '.join(names)}. {more}")
 
 
 def print_table(table: Table) -> None:

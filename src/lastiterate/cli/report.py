@@ -13,15 +13,17 @@ import typer
 
 from lastiterate.auditing import load_evidence
 from lastiterate.auditing.evidence.audit_comparison import compared, comparison_table
-from lastiterate.auditing.evidence.audit_result import AuditResult, result_table, verdict_sentence
+from lastiterate.auditing.evidence.audit_result import AuditResult, advice_on, result_table, short_text
 from lastiterate.auditing.evidence.report import report as evaluate
+from lastiterate.auditing.stores.audit_record import ABOUT
 from lastiterate.auditing.stores.store import Store
 from lastiterate.cli import output as out
 from lastiterate.cli.app import INCONCLUSIVE, REFUTED, OptionError
-from lastiterate.cli.audit_options import Output, QuestionOptions, Strict
+from lastiterate.cli.audit_options import Details, Output, QuestionOptions, Strict
 from lastiterate.cli.options import Json, Option, unfold
 from lastiterate.common.atomic_write import is_same_file
 from lastiterate.compare_analyses import answer_fields, run_fields
+from lastiterate.formatting import shown
 from lastiterate.plot.chart_file import missing_libraries
 from lastiterate.plot.style import verdict_colour
 from lastiterate.plot.summary import check_summary, write_summary
@@ -53,6 +55,7 @@ def report(
         Path | None, Option("Also write a one-page summary to sign, and the same facts as .json.", "FILE.html|FILE.md")
     ] = None,
     strict: Strict = False,
+    details: Details = False,
     json: Json = False,
 ) -> None:
     """Report on a stored audit, or compare several.
@@ -70,11 +73,11 @@ def report(
     asked = question.question()
     out.check_page(output)
     if len(stores) == 1:
-        raise typer.Exit(_one(stores[0], asked, output, export, summary, strict, json))
+        raise typer.Exit(_one(stores[0], asked, output, export, summary, strict, json, details))
     for name, given in (("--export", export), ("--summary", summary)):
         if given is not None:
             raise OptionError(f"{name} must be given with one store, got {len(stores)} stores: report each by itself")
-    raise typer.Exit(_several(stores, asked, output, strict, json))
+    raise typer.Exit(_several(stores, asked, output, strict, json, details))
 
 
 def _one(
@@ -85,6 +88,7 @@ def _one(
     summary: Path | None,
     strict: bool,
     json: bool,
+    details: bool,
 ) -> int:
     exported = [] if export is None else [load_evidence.check_target(export)]
     summarised = [] if summary is None else check_summary(summary)
@@ -98,10 +102,12 @@ def _one(
             out.Beside(file, lambda path: write_summary(load_evidence.card_of(kept, result), path), "Summary")
             for file in summarised[:1]
         ]
-        return finish(result, question, output, strict, json, "-report", also)
+        return finish(result, question, output, strict, json, "-report", also, details=details)
 
 
-def _several(stores: list[Path], question: Question, output: Path | None, strict: bool, json: bool) -> int:
+def _several(
+    stores: list[Path], question: Question, output: Path | None, strict: bool, json: bool, details: bool
+) -> int:
     from lastiterate.plot.epsilons import comparison_chart
 
     for one, other in combinations(stores, 2):
@@ -124,7 +130,7 @@ def _several(stores: list[Path], question: Question, output: Path | None, strict
         ]
         out.print_json({"rows": rows})
     else:
-        table = comparison_table(audits)
+        table = comparison_table(audits, details=details)
         out.print_table(replace(table, notes=[*table.notes, *([f"No picture: {undrawn}"] if undrawn else [])]))
     files = out.audit_files(first, folder, _SUFFIX) if folder and not undrawn else []
     written = out.write_beside(
@@ -145,8 +151,10 @@ def finish(
     json: bool,
     name: str = "",
     also: Sequence[out.Beside] = (),
+    *,
+    details: bool = False,
 ) -> int:
-    """Print the result, write the files of ``also`` and the pictures, and return the exit status.
+    """Print the result, in full with ``details``, write ``also`` and the pictures, and return the exit status.
 
     The exit status is that of the verdict. If the verdict's status is 0, a failed file gives ``BROKEN``.
     """
@@ -157,13 +165,17 @@ def finish(
         if given is not None:
             fields["contraction"] = given.value if isinstance(given, Contraction) else given
         out.print_json(fields)
-    else:
+    elif details:
         table = result_table(result)
-        remarks = [f"No page and no picture: {undrawn}"] if undrawn else []
-        notes = [verdict_note(result.verdict, result.reason), *table.notes[1:], *remarks]
-        out.print_table(replace(table, notes=notes))
+        notes = [verdict_note(f"{result.headline} {result.reason}", result), *table.notes[1:]]
+        out.print_table(replace(table, notes=[*notes, *([f"No page and no picture: {undrawn}"] if undrawn else [])]))
     drawn = _drawings(result, out.audit_files(result.store, folder, name)) if folder and not undrawn else []
-    written = out.write_beside([*also, *drawn], quiet=json, track=out.tracker("drawing"))
+    if not json and not details:
+        files = [*([result.store] if result.store else []), *(each.file for each in [*also, *drawn])]
+        more = f"No page and no picture: {undrawn}" if undrawn else "More: --details"
+        lines = short_text(result, out.width(), out.listed(files, more))
+        out.print_note(*(verdict_note(line, result) for line in lines))
+    written = out.write_beside([*also, *drawn], quiet=json or not details, track=out.tracker("drawing"))
     return status_of(result.verdict, question.has_claim, strict) or written
 
 
@@ -185,12 +197,14 @@ def status_of(verdict: str, claimed: bool, strict: bool) -> int:
     return 0
 
 
-def verdict_note(verdict: str, reason: str) -> Text:
-    """Return the sentence about the verdict, in colour on a terminal."""
+def verdict_note(text: str, judged: AuditResult) -> Text:
+    """Return a line of text. If it begins with the verdict, the verdict is in colour on a terminal."""
     from rich.text import Text
 
-    before, after = verdict_sentence(verdict, reason).split(verdict, 1)
-    return Text.assemble(before, (verdict, f"bold {verdict_colour(verdict)}"), after)
+    before, found, after = shown(text).partition(judged.headline)
+    if before or not found:
+        return Text(shown(text))
+    return Text.assemble((found, f"bold {verdict_colour(judged.verdict)}"), after)
 
 
 def _drawings(result: AuditResult, files: Sequence[Path]) -> list[out.Beside]:
@@ -211,6 +225,7 @@ def result_fields(result: AuditResult) -> JsonObject:
     """Return a result as JSON."""
     fields: JsonObject = {
         **run_fields(result.run),
+        **{key: text for key in ABOUT if (text := getattr(result, key))},
         "delta": result.delta,
         **answer_fields(result.predictions, result.run),
         **out.by_method("empirical", result.empirical, _INFINITE["epsilon"]),
@@ -222,7 +237,8 @@ def result_fields(result: AuditResult) -> JsonObject:
         fields |= {"perplexity": result.perplexity, "perplexity_before": result.perplexity_before}
     fields["store"] = None if result.store is None else str(result.store)
     fields["seconds"] = result.seconds
-    fields |= {"verdict": result.verdict, "reason": result.reason, "strength": strength_fields(result.strength)}
+    fields |= {"verdict": result.verdict, "headline": result.headline, "reason": result.reason}
+    fields |= {"advice": advice_on(result), "strength": strength_fields(result.strength)}
     fields["signal"] = result.signal
     unpredicted = {"ideal_signal": "the linear analysis does not predict this attack's scores"}
     fields |= out.with_reasons({"ideal_signal": result.ideal_signal}, unpredicted)

@@ -25,7 +25,7 @@ from lastiterate.privacy.mixtures.law import Law
 from lastiterate.privacy.mixtures.pairs import pair_of, replaced_pair_of
 from lastiterate.run import DPSGD
 
-Drawing: TypeAlias = Literal["poisson", "shuffled", "other"]  # how a data loader draws its batches
+Drawing: TypeAlias = Literal["poisson", "balls-in-bins", "shuffled", "other"]  # how a data loader draws its batches
 
 MOST_STEPS_WRITTEN_OUT = 10**7  # 80 MB an array; epsilon and delta need no arrays and have no such limit
 MOST_KINDS_OF_STEPS = 300  # with more, composition takes longer than 0.3 s, and a warning states an upper bound instead
@@ -87,7 +87,9 @@ class History:
                 words = f"{words[:-1]}; with balls in bins composition would guarantee {spell_up(value, 4)})"
             proved = f"no_amplification guarantees {guaranteed} for zero-out neighbours, not for add/remove"
             return f"{sentence}{words}; {proved}"
-        condition = "" if sampling == "poisson" else " if sampling is Poisson"
+        condition = {"poisson": "", "balls-in-bins": " for balls in bins"}.get(
+            sampling or "", " if sampling is Poisson"
+        )
         is_bounded = len({step for step, _ in self.segments}) > MOST_KINDS_OF_STEPS
         try:
             if is_bounded:  # a run of equal steps that leaks at least as much
@@ -95,6 +97,8 @@ class History:
                 run = DPSGD(self._total, rate, min(noises), neighbours=self.neighbours)
             else:
                 run = self.run()
+            if sampling == "balls-in-bins":
+                run = run.replace(sampling=sampling)
             guaranteed = spell_up(question(composition(run)), 4)
             worst = " (all steps with the least noise and the largest sample rate)" if is_bounded else ""
             return f"{sentence}composition guarantees {guaranteed}{worst}{condition}"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lastiterate.common.types import Foreign
 from lastiterate.common.validation import PerStep, instance, integer, told
-from lastiterate.mechanism import Neighbours
+from lastiterate.mechanism import Neighbours, Sampling
 from lastiterate.optimizer import SGD, Adam, Optimizer
 from lastiterate.privacy.mixtures.correlated_noise import inverse
 from lastiterate.run import DPSGD
@@ -49,11 +49,6 @@ def run_from_jax_privacy(
             f"config must be jax-privacy's {', '.join(_BANDS)} or DpParams, got {told(config)}: describe other runs "
             "with lastiterate.DPSGD(...)"
         )
-    size = config.truncated_batch_size
-    if size is not None:
-        raise ValueError(
-            f"truncated_batch_size must be None, got {size!r}: the sample rate would depend on the size of the data set"
-        )
     if name == "DpParams":
         return _of_parameters(config, optimizer, steps, noise_filter)
     for given, value in (("steps", steps), ("noise_filter", noise_filter)):
@@ -76,7 +71,18 @@ def _of_bands(config: Foreign, optimizer: Optimizer | None) -> DPSGD:
         raise ValueError(f"config must have one of the neighbours {', '.join(_RELATIONS)}, got {relation}")
     neighbours, apart = _RELATIONS[relation]
     rate, noise = _sample_rate(config, strategy.size), apart * noise
-    run = DPSGD(config.iterations, rate, noise, "poisson", clip_norm, optimizer=optimizer, neighbours=neighbours)
+    most, sampling = config.truncated_batch_size, _of_poisson(config)
+    if most is not None and strategy.size > 1:
+        raise ValueError(
+            f"truncated_batch_size must be None for a strategy of several bands, got {most!r}: describe the run with "
+            "lastiterate.DPSGD(...), whose guarantee for correlated noise holds for all batches"
+        )
+    run = DPSGD(
+        *(config.iterations, rate, noise, sampling, clip_norm, optimizer),
+        neighbours=neighbours,
+        max_batch_size=most,
+        dataset_size=None if most is None else config.num_examples,
+    )
     if strategy.size == 1:
         return run
     coefficients, error = inverse(strategy, config.iterations)
@@ -84,6 +90,10 @@ def _of_bands(config: Foreign, optimizer: Optimizer | None) -> DPSGD:
         raise ValueError("strategy must have an inverse that can be computed accurately in floating-point numbers")
     noise = noise * float(np.linalg.norm(strategy))
     return run.replace(noise_multiplier=noise, noise_filter=coefficients, min_separation=strategy.size)
+
+
+def _of_poisson(config: Foreign) -> Sampling:
+    return "poisson" if config.truncated_batch_size is None else "truncated-poisson"
 
 
 def _sample_rate(config: Foreign, bands: int) -> float:
@@ -148,8 +158,10 @@ def _of_parameters(
         count,
         _per_step("batch_sizes", config.batch_sizes, count) / config.num_samples,
         _per_step("noise_multipliers", config.noise_multipliers, count),
-        "poisson" if config.sampling_method.name == "POISSON" else "fixed",
+        _of_poisson(config) if config.sampling_method.name == "POISSON" else "fixed",
         optimizer=optimizer,
+        max_batch_size=config.truncated_batch_size,
+        dataset_size=None if config.truncated_batch_size is None else config.num_samples,
         group_size=config.examples_per_user or 1,
         noise_filter=noise_filter,
         min_separation=cycle,

@@ -128,7 +128,8 @@ def _sampling_of(caller: FrameType | None) -> Drawing | None:
     from lastiterate.integrations.opacus_run import read_loader
 
     try:
-        return "shuffled" if read_loader(given["data_loader"]).sampling == "shuffled" else "other"
+        drawn = read_loader(given["data_loader"]).sampling
+        return drawn if drawn in ("shuffled", "balls-in-bins") else "other"
     except ValueError:
         return "other"
 
@@ -149,7 +150,6 @@ def extra(module: str) -> ModuleType:
 # Gradient canary: ``loader = plant(canary, module, optimizer, loader)`` after ``make_private``.
 
 _PREFIX = "_module."  # prefix of parameter names in Opacus' wrapper around the module
-# Attributes to keep when a loader's sampler is replaced.
 _KEPT = ["collate_fn", "generator", "multiprocessing_context", "num_workers", "persistent_workers", "pin_memory"]
 _KEPT += ["prefetch_factor", "timeout", "worker_init_fn"]
 
@@ -184,9 +184,12 @@ def plant(canary: ForeignTree, module: ForeignTree, optimizer: ForeignTree, load
         clip()
 
     optimizer.clip_and_accumulate = clip_and_accumulate
-    return extra("torch.utils.data").DataLoader(
-        loader.dataset, batch_sampler=batches, **{name: getattr(loader, name) for name in _KEPT}
-    )
+    return extra("torch.utils.data").DataLoader(loader.dataset, batch_sampler=batches, **kept_of(loader))
+
+
+def kept_of(loader: ForeignTree) -> dict[str, ForeignTree]:
+    """Return the attributes of a loader to keep when its sampler is replaced."""
+    return {name: getattr(loader, name) for name in _KEPT}
 
 
 def _watched(batch_sampler: ForeignTree, planted: PlantedGradient) -> ForeignTree:

@@ -14,6 +14,7 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray, Foreign, IntArray
 from lastiterate.common.validation import PerStep, one_of, told
+from lastiterate.integrations.balls_in_bins import BallsInBinsSampler
 from lastiterate.integrations.opacus import extra, history_from_opacus
 from lastiterate.mechanism import Sampling
 from lastiterate.optimizer import SGD, Adam, Optimizer, is_optimizer, require_optimizer
@@ -176,11 +177,12 @@ def _of_learning_rates(scheduler: Foreign, optimizer: object) -> Foreign:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The sampling of a loader, its batches per epoch, and a batch's share of the data."""
+    """The sampling of a loader, its batches per epoch, a batch's share of the data, and the batches taken so far."""
 
     sampling: Sampling
     batches: int
     share: float
+    taken: int | None = None
 
 
 def read_loader(loader: Foreign) -> Drawn:
@@ -202,6 +204,13 @@ def read_loader(loader: Foreign) -> Drawn:
                 "that sampling is not Poisson"
             )
         return Drawn("poisson", len(batches), 1.0 / len(batches))
+    if type(batches) is BallsInBinsSampler:
+        if batches.examples != len(loader.dataset):
+            raise ValueError(
+                f"loader must draw all of its {len(loader.dataset)} examples, got a BallsInBinsSampler of "
+                f"{batches.examples} examples"
+            )
+        return Drawn("balls-in-bins", len(batches), 1.0 / len(batches), batches.taken)
     if type(batches) is not data.BatchSampler:
         raise ValueError(_unknown(batches))
     order, size = batches.sampler, len(loader.dataset)
@@ -221,7 +230,7 @@ def _unknown(sampler: object) -> str:
     }.get(name)
     instead = "or train with poisson_sampling=True" if why else "or pass sampling= if you know how batches are drawn"
     return (
-        f"loader must draw by Poisson sampling or by shuffling all of the data, got {name}: "
+        f"loader must draw by Poisson sampling, into bins or by shuffling all of the data, got {name}: "
         f"{why or 'this sampler is not known'}; pass the loader that make_private returned, {instead}"
     )
 
@@ -234,8 +243,8 @@ def _sampling(drawn: Drawn | None, given: Sampling | None) -> Sampling:
     if given is None:
         raise ValueError(
             "loader or sampling must be given, got neither: Opacus does not record how batches are drawn; pass the "
-            "loader that make_private returned, sampling='poisson' (Opacus' default), or sampling='shuffled' if you "
-            "trained with poisson_sampling=False"
+            "loader that make_private returned, sampling='poisson' (Opacus' default), or sampling='shuffled' or "
+            "'balls-in-bins' if you trained with poisson_sampling=False"
         )
     return given
 
@@ -252,6 +261,11 @@ def _drawn_run(run: DPSGD, drawn: Drawn | None, sampling: Sampling) -> DPSGD:
                 f"loader must be the one that all steps used, got a loader with {drawn.batches} batches per epoch, but "
                 f"recorded sample rates {shown}: if all steps used the same sampling, pass sampling= instead of loader="
             )
+    if drawn is not None and drawn.taken is not None and drawn.taken < run.steps:
+        raise ValueError(
+            f"loader must have drawn a batch for each of the {run.steps} recorded steps, got {drawn.taken} batches: "
+            "epochs whose batches are drawn again with the same seed are not independent; load the sampler's state"
+        )
     if sampling != "shuffled":
         return run.replace(sampling=sampling)
     if rates.size > 1 or abs(round(1.0 / rates[0]) * rates[0] - 1.0) > _SAME:

@@ -20,7 +20,7 @@ from lastiterate.features import TRAINER, require_supported
 from lastiterate.lm.example_gradients import ExampleGradients, Tensors
 from lastiterate.optimizer import Optimizer, is_adam
 from lastiterate.run import DPSGD
-from lastiterate.trainers.batch_order import batch_order
+from lastiterate.trainers.batch_order import batch_order, drawn_batches
 
 # Gaussian noise: large models have several random streams, each for a range of entries. The number of streams depends
 # only on the model, so the noise is the same on any number of cores.
@@ -188,10 +188,8 @@ def _torch_optimizer(optimizer: Optimizer, parameters: list[Tensor]) -> torch.op
 
 def batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
     """Yield the slots in the batch of each step. An absent canary also has a slot. It is ignored."""
-    rates = np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)
-    if run.sampling == "poisson":
-        for rate in rates:
-            yield np.flatnonzero(draws.random(slots) < rate)
+    if run.sampling in ("poisson", "truncated-poisson", "balls-in-bins"):
+        yield from drawn_batches(run, slots, draws)
         return
     plan = batch_order(run, slots)
     order = np.arange(slots)

@@ -31,6 +31,7 @@ def audit_chart(result: AuditResult) -> alt.VConcatChart:
         f"{describe(result.run)}; delta {spell_exact(result.delta)}",
         f"Attack: {result.attack}",
         result.reason,
+        result.strength.words,
         f"{caveat_of(result.run)} An empirical epsilon is a lower bound, for this attack.",
     ]
     return styled(panels, "What an attack found in the released model", words, width=145)
@@ -38,7 +39,7 @@ def audit_chart(result: AuditResult) -> alt.VConcatChart:
 
 def _verdict(result: AuditResult) -> alt.LayerChart:
     colour = verdict_colour(result.verdict)
-    row = chart_of([{"verdict": f"Verdict: {result.verdict}"}])
+    row = chart_of([{"verdict": result.headline}])
     bar = row.mark_rect(color=colour).encode(x=alt.value(0), x2=alt.value(8), y=alt.value(0), y2=alt.value(_WORD))
     word = row.mark_text(align="left", baseline="middle", fontSize=17, fontWeight="bold", color=colour)
     text = word.encode(x=alt.value(18), y=alt.value(_WORD / 2), text="verdict:N")
@@ -54,7 +55,6 @@ _PAGE_HEIGHT = 270
 _DESCRIPTIONS = {
     "scores": "Histograms of the scores of models with and without the canary.",
     "errors": "False negative rate against false positive rate of the attack, on log axes.",
-    "epsilons": "Epsilon by each analysis and by each method of estimation.",
     "waterfall": "From the guarantee down to what was found, level by level.",
     "growth": "The bound on epsilon after each number of models.",
 }
@@ -71,13 +71,12 @@ class PageChart:
 
 
 def page_charts(result: AuditResult, width: int, growth: Sequence[tuple[int, float]] = ()) -> dict[str, PageChart]:
-    """Return all charts of an audit by name. ``growth`` has pairs of a number of models and an anytime-valid bound."""
+    """Return the charts of a page by name. ``growth`` has pairs of a number of models and an anytime-valid bound."""
     whole = min(max(width, LEAST), MOST)
     inner, bars = whole - _AXIS, whole - _MARGIN
     panels = {
         "scores": histogram_panel(result, inner, _PAGE_HEIGHT),
         "errors": roc_panel(result, inner, _PAGE_HEIGHT),
-        "epsilons": epsilon_panel(result, bars),
     }
     if result.waterfall:
         panels["waterfall"] = waterfall_panel(result, bars)

@@ -11,7 +11,17 @@ from lastiterate.auditing.evidence.audit_comparison import ComparedAudit, differ
 from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.common.types import Fields, Row, Value
 from lastiterate.formatting import caveat_of, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.plot.style import FOUND, alt, chart_of, colour_of, layered, panel_title, styled, verdict_colour
+from lastiterate.plot.style import (
+    FOUND,
+    PREDICTION,
+    alt,
+    chart_of,
+    colour_of,
+    layered,
+    panel_title,
+    styled,
+    verdict_colour,
+)
 from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, THRESHOLDS
 
 # Bar rows: name and number are beside the bar in a wide picture, and above the bar in a narrow picture.
@@ -79,7 +89,7 @@ class BarRow:
 
 
 _NAMES, _NUMBERS = 232, 170  # pixels beside a bar
-_CLAIMS = {"heuristic": "predicted (heuristic)", "guarantee": "guaranteed", "baseline": "for comparison"}
+_CLAIMS = {"heuristic": "predicted", "guarantee": "guaranteed", "baseline": "for comparison"}
 
 
 def epsilon_panel(result: AuditResult, width: int) -> alt.LayerChart:
@@ -94,19 +104,20 @@ def epsilon_panel(result: AuditResult, width: int) -> alt.LayerChart:
     layers = [
         *_bars(rows, edge, x, y, row),
         *_largest(rows, edge, x, y, row),
-        *_rule_of_heuristic(result, edge, x),
+        *_marks_of_heuristic(result, rows, edge, x, y, row),
         *row.texts(rows, y, "name", "text"),
     ]
     words = []
     if result.estimates:
         words.append(
-            "Light mark: the largest epsilon this many models can show. Arrow: the value is outside the picture."
+            "Purple mark: the prediction. Grey mark: the largest epsilon this many models can show. Arrow: the value "
+            "is outside the picture."
         )
     if any(METHODS[method].is_one_run for method in result.estimates):
         words.append(f"One run: {OWN_COIN}.")
     without = {ANALYSES[name].label: answer for name, answer in result.predictions.items() if answer.value is None}
     words += [f"Without {label}: {answer.reason.partition(':')[0]}." for label, answer in without.items()]
-    return row.panel(layers, len(rows), "Epsilon, predicted and found", words)
+    return row.panel(layers, len(rows), "Epsilon, guaranteed, predicted and found", words)
 
 
 def epsilon_rows(result: AuditResult) -> list[Row]:
@@ -198,12 +209,16 @@ def _largest(rows: list[Row], edge: float, x: alt.X, y: alt.Y, row: BarRow) -> l
     return [*ticks, *_arrows(far, "#999", x, y, row)]
 
 
-def _rule_of_heuristic(result: AuditResult, edge: float, x: alt.X) -> list[alt.Chart]:
+def _marks_of_heuristic(
+    result: AuditResult, rows: list[Row], edge: float, x: alt.X, y: alt.Y, row: BarRow
+) -> list[alt.Chart]:
+    """Return a mark at the prediction on every bar. A rule through the picture would cross names and numbers."""
     answer = result.predictions.get("last_iterate")
     if answer is None or answer.value is None or answer.value > edge:
         return []
-    rule = chart_of([{"end": answer.value}])
-    return [rule.mark_rule(color=colour_of(LAST_ITERATE.label), strokeWidth=1.5, strokeDash=[4, 3]).encode(x=x)]
+    marks = chart_of([{"name": each["name"], "end": answer.value} for each in rows])
+    tick = marks.mark_tick(color=PREDICTION, thickness=2, height=0.62 * row.height, yOffset=row.below)
+    return [tick.encode(x=x, y=y)]
 
 
 # Comparison of audits: one panel per quantity, one bar per audit.
@@ -224,7 +239,10 @@ def comparison_chart(audits: Sequence[ComparedAudit]) -> alt.VConcatChart:
     edge = _edge_comparison(audits)
     panels = [
         ("signal d'", [_signal(audit) for audit in audits], None),
-        *((METHODS[method].label, [_found(audit, method) for audit in audits], edge) for method in methods_of(audits)),
+        *(
+            (f"found: {METHODS[method].label}", [_found(audit, method) for audit in audits], edge)
+            for method in methods_of(audits)
+        ),
         (
             "cost in seconds",
             [_bar_row(each, float(each.result.seconds), f"{each.result.seconds:,.0f}") for each in audits],
@@ -239,7 +257,7 @@ def comparison_chart(audits: Sequence[ComparedAudit]) -> alt.VConcatChart:
         *(f"{audit.label}: {audit.result.attack}" for audit in audits),
         *(f"* {difference(audit, audits[0])}" for audit in audits if audit.differs),
         f"Epsilons at delta {spell_exact(audits[0].result.delta)}. Marks, for each audit's own run: blue, the "
-        "heuristic; orange, the guarantee; grey, the ideal signal of linear losses.",
+        "guarantee; purple, the prediction; grey, the ideal signal of linear losses.",
         *trust(audits),
         caveat_of(*(audit.result.run for audit in audits)),
     ]
@@ -275,7 +293,7 @@ def _panel(title: str, rows: list[Row], edge: float | None, *, named: bool) -> a
 
 
 def _bar_row(audit: ComparedAudit, value: float | None, text: str, **marks: float | None) -> Row:
-    name = f"{audit.label}: {audit.result.verdict}"
+    name = f"{audit.label}: {audit.result.headline.partition(':')[0].rstrip('.').lower()}"
     known = {mark: at for mark, at in marks.items() if at is not None and math.isfinite(at)}
     drawn = value if value is None or math.isfinite(value) else _BEYOND
     return {"audit": name, "value": drawn, "text": text, "colour": verdict_colour(audit.result.verdict), **known}

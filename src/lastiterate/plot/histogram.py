@@ -10,7 +10,16 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray, Row, among, number_in
 from lastiterate.formatting import spell
-from lastiterate.plot.style import alt, chart_of, layered, legend_below, lines, panel_title, scale_of
+from lastiterate.plot.style import (
+    ATTACK,
+    PREDICTION,
+    alt,
+    chart_of,
+    layered,
+    lines,
+    panel_title,
+    scale_of,
+)
 from lastiterate.registry import THRESHOLDS
 
 if TYPE_CHECKING:
@@ -18,11 +27,11 @@ if TYPE_CHECKING:
 
 WORLDS = {"out": "without the canary", "in": "with the canary"}
 
-# Filled grey and outlined purple, and dashed and solid lines, can be distinguished without colour.
-_FILLS = {"out": "#8C8C8C", "in": "#CC79A7"}
-_LINES = {"out": ("#333333", [6, 4]), "in": ("#8F2F66", [1, 0])}
-_MOST_BINS, _LABELLED = 60, 4
-_TWO_COLUMNS = 340  # least width in pixels for two legend columns
+# Filled and outlined bars, and dashed and solid lines, can be distinguished without colour.
+_FILLS = {"out": "#8C8C8C", "in": ATTACK}
+_DASHES = {"out": [6, 4], "in": [1, 0]}
+_MOST_BINS = 60
+_LETTER = 6.2  # width in pixels of a letter of a label
 _LARGEST = 1e150  # scores are clipped to this value, so that bin widths and their inverses are finite
 
 
@@ -34,18 +43,19 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> alt.LayerCh
     edges = _edges(np.clip(pooled, low, high), low, high)
     bars = [row for world in WORLDS for row in _bars(world, scores[world], edges)]
     predicted = _predicted(result, low, high)
-    labels = min(len(_thresholds(result)), _LABELLED)
-    top = (1.06 + 0.08 * labels) * max([number_in(row, "density") for row in bars + predicted], default=1.0)
+    top = 1.14 * max([number_in(row, "density") for row in bars + predicted], default=1.0)
     unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
     x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))
-    layers = [_bar_layer(bars, world, x, y, 2 if width >= _TWO_COLUMNS else 1) for world in WORLDS]
-    for world, (colour, dash) in _LINES.items():
-        mark = {"strokeWidth": 2, "color": colour, "strokeDash": dash, "clip": True}
+    layers = [_bar_layer(bars, world, x, y) for world in WORLDS]
+    for world, dash in _DASHES.items():
+        mark = {"strokeWidth": 2, "color": PREDICTION, "strokeDash": dash, "clip": True}
         rows = among(predicted, "world", WORLDS[world])
         layers += [lines(rows, x, y, {"order": "low:Q"}, **mark)] if predicted else []
-    layers += _threshold_layers(result, low, high, x)
-    words = ["Bars: found. Lines: predicted by the linear analysis." if predicted else "No prediction of the scores."]
+    layers += _threshold_layers(result, low, high, x, width)
+    words = ["Grey bars: without the canary. Outlined bars: with the canary."]
+    words += ["Lines: predicted, if losses are linear." if predicted else "No prediction of the scores."]
+    words += _threshold_words(result)
     beyond = int(np.sum((pooled < low) | (pooled > high)))
     if beyond:
         words.append(f"{beyond:,} score{'s' if beyond > 1 else ''} beyond the picture, counted at its ends.")
@@ -100,19 +110,18 @@ def _predicted(result: AuditResult, low: float, high: float) -> list[Row]:
     ]
 
 
-def _bar_layer(bars: list[Row], world: str, x: alt.X, y: alt.Y, columns: int) -> alt.Chart:
+def _bar_layer(bars: list[Row], world: str, x: alt.X, y: alt.Y) -> alt.Chart:
     colours = scale_of({WORLDS[each]: fill for each, fill in _FILLS.items()})
-    legend = legend_below(labelLimit=0, symbolType="square", symbolSize=160, columns=columns)
     outline: dict[str, Any] = {"stroke": _FILLS[world], "strokeWidth": 1.4} if world == "in" else {}
     chart: alt.Chart = (
         chart_of(among(bars, "world", WORLDS[world]))
-        .mark_rect(opacity=1.0, fillOpacity=0.28 if world == "in" else 0.6, **outline)
+        .mark_rect(opacity=1.0, fillOpacity=0.16 if world == "in" else 0.6, **outline)
         .encode(
             x=x,
             x2="high:Q",
             y=y,
             y2=alt.datum(0.0),
-            fill=alt.Fill("world:N", scale=colours, legend=legend),
+            fill=alt.Fill("world:N", scale=colours, legend=None),
             tooltip=["world:N", "low:Q", "high:Q", "count:Q"],
         )
     )
@@ -123,22 +132,26 @@ def _thresholds(result: AuditResult) -> list[tuple[float, str]]:
     return list(dict.fromkeys((each.threshold, each.threshold_choice) for each in result.estimates.values()))
 
 
-def _threshold_layers(result: AuditResult, low: float, high: float, x: alt.X) -> list[alt.Chart]:
-    used = _thresholds(result)
+def _threshold_layers(result: AuditResult, low: float, high: float, x: alt.X, width: int) -> list[alt.Chart]:
+    """Return a rule for each threshold. Only the first threshold has a label, so that labels never collide."""
     layers: list[alt.Chart] = []
-    for index, (threshold, choice) in enumerate(used):
+    for index, (threshold, _) in enumerate(_thresholds(result)):
         shown = float(np.clip(threshold, low, high))
-        rule = chart_of([{"low": shown, "threshold": spell(threshold), "choice": choice}])
-        layers.append(rule.mark_rule(color="#000", strokeWidth=1.5, strokeDash=[3, 2]).encode(x=x))
-        if index >= _LABELLED:
+        rule = chart_of([{"low": shown, "threshold": spell(threshold)}])
+        look: dict[str, Any] = {"strokeWidth": 1.5 if index == 0 else 0.8, "opacity": 1.0 if index == 0 else 0.5}
+        layers.append(rule.mark_rule(color="#333", strokeDash=[3, 2], **look).encode(x=x))
+        if index:
             continue
-        right = shown > (low + high) / 2.0
-        side, dx = ("right", -5) if right else ("left", 5)
-        place: dict[str, Any] = {"align": side, "dx": dx, "baseline": "top", "fontSize": 12}
-        value = spell(threshold) if math.isfinite(threshold) else "infinite"
-        how = f", {THRESHOLDS[choice].meaning}" if len(used) == 1 else f" ({choice})"
-        label = f"threshold {value}{how.partition(':')[0]}"
-        halo = rule.mark_text(text=label, stroke="white", strokeWidth=4, strokeOpacity=0.8, **place)
-        y = alt.value(5 + 16 * index)
-        layers += [text.encode(x=x, y=y) for text in (halo, rule.mark_text(text=label, **place))]
+        label = f"threshold {spell(threshold, 3) if math.isfinite(threshold) else 'infinite'}"
+        at = width * (shown - low) / (high - low)
+        side = ("left", 5) if at + _LETTER * len(label) < width else ("right", -5)
+        place: dict[str, Any] = {"align": side[0], "dx": side[1], "baseline": "top", "fontSize": 12, "color": "#333"}
+        halo = rule.mark_text(text=label, stroke="white", strokeWidth=5, **place)
+        layers += [text.encode(x=x, y=alt.value(4)) for text in (halo, rule.mark_text(text=label, **place))]
     return layers
+
+
+def _threshold_words(result: AuditResult) -> list[str]:
+    used = _thresholds(result)
+    how = [f"The threshold was {THRESHOLDS[choice].meaning.partition(':')[0]}." for _, choice in used[:1]]
+    return [*how, "Thin: thresholds of the other methods."] if len(used) > 1 else how

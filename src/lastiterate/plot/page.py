@@ -7,17 +7,17 @@ import math
 import shlex
 from pathlib import Path
 
-from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.audit_result import AuditResult, advice_on, quote_of, three_numbers
 from lastiterate.auditing.evidence.estimate import Estimate
+from lastiterate.auditing.evidence.forecast import CHANCE
+from lastiterate.citation import risk_sentences
 from lastiterate.common.atomic_write import write_whole
 from lastiterate.formatting import caveat_of, describe, per_cent, spell, spell_exact, spell_up
 from lastiterate.plot.audit_charts import PageChart, page_charts
 from lastiterate.plot.chart_file import check_target, render, scripts
 from lastiterate.plot.epsilons import spell_epsilon
-from lastiterate.plot.page_assets import STATIC, escape, for_script, html_page, verdict_box
-from lastiterate.registry import ANALYSES, METHODS, OWN_COIN, THRESHOLDS, VERDICTS
-
-_TITLE = "What an attack found in the released model"
+from lastiterate.plot.page_assets import STATIC, escape, for_script, html_page, strength_bar, tiles, verdict_box
+from lastiterate.registry import ANALYSES, METHODS, THRESHOLDS, VERDICTS
 
 _WIDE, _NARROW = 446, 330  # width of a picture in pixels, on a desktop (two side by side) and on a phone
 
@@ -33,28 +33,44 @@ def write_page(result: AuditResult, path: Path) -> None:
 def parts_of(result: AuditResult) -> dict[str, str]:
     """Return all parts of the page except the pictures."""
     limits = "".join(f"<li>{escape(sentence)}</li>" for sentence in caveats(result))
-    verdict = verdict_box(result.verdict, f"{result.reason} {result.strength.words}", VERDICTS[result.verdict])
+    advice = f'<p class="advice"><strong>May I sign?</strong> {escape(advice_on(result))}</p>'
+    verdict = verdict_box(result.verdict, result.headline, result.strength.words, result.reason) + advice
+    risk = "".join(f'<p class="risk">{escape(each)}</p>' for each in risk_sentences(result.run))
+    strength = result.strength
+    bar = strength_bar(strength.caught, strength.words, per_cent(CHANCE))
     return {
-        "answer": verdict + _answer(result),
-        "tables": _section("Epsilon", _epsilons(result) + _estimates(result) + _quality(result)) + _waterfall(result),
-        "about": _section("What was run", _what_was_run(result))
-        + _section("Limits of these numbers", f"<ul>{limits}</ul>")
-        + _section("How to compute these numbers again", _recompute(result)),
+        "answer": verdict + tiles(three_numbers(result), spell_exact(result.delta)) + risk + bar,
+        "quote": _section("To quote", f'<blockquote id="quote">{escape(quote_of(result))}</blockquote>'),
+        "more": _folded("All analyses and methods", _epsilons(result) + _estimates(result) + _quality(result))
+        + (_folded("Why is the number so low?", _waterfall(result)) if result.waterfall else "")
+        + _folded("What was run", _what_was_run(result))
+        + _folded("Limits of these numbers", f"<p>{escape(VERDICTS[result.verdict])}</p><ul>{limits}</ul>")
+        + _folded("How to compute these numbers again", _recompute(result)),
     }
+
+
+def title_of(result: AuditResult) -> str:
+    """Return the title of an audit: its name, or that of its store."""
+    return result.name or (result.store.stem if result.store else "An audit of the released model")
 
 
 def _page(result: AuditResult) -> str:
     charts, narrow = page_charts(result, _WIDE), page_charts(result, _NARROW)
     specs = {name: [chart.spec, narrow[name].spec] for name, chart in charts.items()}
     images = render("svg", *(chart.spec for chart in charts.values()))
-    pictures = "".join(_picture(name, charts[name], image) for name, image in zip(charts, images, strict=True))
+    pictures = {name: _picture(name, charts[name], image) for name, image in zip(charts, images, strict=True)}
     parts = parts_of(result)
-    shown = _section("Pictures", f'<div class="figures">{pictures}</div>')
+    first, others = (
+        "".join(each for name, each in pictures.items() if (name in FIRST) is shown) for shown in (True, False)
+    )
+    shown = _section("Scores and errors", f'<div class="figures">{first}</div>')
+    folded = _folded("More pictures", f'<div class="figures">{others}</div>') if others else ""
+    about = "".join(f'<p class="soft">{escape(text)}</p>' for text in headings(result))
     draw = (STATIC / "page.js").read_text(encoding="utf-8")
     return html_page(
-        _TITLE,
+        escape(title_of(result)),
         "page.css",
-        f"<h1>{_TITLE}</h1>{parts['answer']}{shown}{parts['tables']}{parts['about']}",
+        f"<h1>{escape(title_of(result))}</h1>{about}{parts['answer']}{shown}{parts['quote']}{folded}{parts['more']}",
         f'<script type="application/json" id="specs">{for_script(specs)}</script>\n'
         f"<script>{scripts()}</script>\n<script>{draw}</script>\n",
     )
@@ -68,32 +84,20 @@ def caveats(result: AuditResult) -> list[str]:
         "An empirical epsilon is a lower bound that this attack found. It does not prove privacy: a better attack may "
         "find more.",
         f"{caveat_of(result.run)} Only the standard analysis (composition) is a guarantee, if its assumptions hold.",
-        *([] if _is_one_run(result) else joint),
+        *([] if result.is_one_run else joint),
         "The confidence holds for each method separately, not for all methods together.",
         "A family method assumes that the mechanism belongs to the family. Otherwise its number may be wrong.",
     ]
 
 
-def _answer(result: AuditResult) -> str:
-    tiles = []
-    guarantee = result.run.guarantee
-    for name, kind in ((guarantee, "guaranteed"), ("last_iterate", "predicted")):
-        answer = result.predictions.get(name)
-        if answer is None or (answer.value is None and kind == "guaranteed"):
-            continue
-        value = "none" if answer.value is None else spell_epsilon(answer.value)
-        words = answer.reason if answer.value is None else ANALYSES[name].assumed_of(result.run)
-        tiles.append((kind, "guarantee" if kind == "guaranteed" else "prediction", value, words))
-    for method, each in list(result.estimates.items())[:1]:
-        coins = f", if {OWN_COIN}" if METHODS[method].is_one_run else ""
-        words = f"{METHODS[method].label}, with confidence {per_cent(each.confidence)}: a lower bound for this attack"
-        tiles.append(("found", "found", _least(each), words + coins))
-    made = "".join(
-        f'<article class="tile {kind}"><p class="title">Epsilon {name}</p><p class="value">{escape(value)}</p>'
-        f'<p class="soft">{escape(words)}</p></article>'
-        for name, kind, value, words in tiles
-    )
-    return f'<div class="tiles">{made}</div>'
+FIRST = ("scores", "errors")  # pictures that are shown at once
+
+
+def headings(result: AuditResult) -> list[str]:
+    """Return the lines below the title: the data with the run, the owner, and the notes."""
+    lines = [f"{result.data or 'your trainer'}: {describe(result.run)}"]
+    lines += [f"Owner: {result.owner}"] if result.owner else []
+    return [*lines, f"Notes: {result.notes}"] if result.notes else lines
 
 
 def _epsilons(result: AuditResult) -> str:
@@ -112,7 +116,7 @@ def _epsilons(result: AuditResult) -> str:
 def _estimates(result: AuditResult) -> str:
     if not result.estimates:
         return "<p>Nothing has been estimated yet.</p>"
-    one_run = _is_one_run(result)
+    one_run = result.is_one_run
     columns = [
         "method",
         "epsilon",
@@ -142,19 +146,13 @@ def _estimates(result: AuditResult) -> str:
 
 
 def _waterfall(result: AuditResult) -> str:
-    if not result.waterfall:
-        return ""
     rows = [[step.name, step.rounded, step.words] for step in result.waterfall]
     seen = ", ".join(
         f"{spell_epsilon(value, found=True)} ({METHODS[name].label})" for name, value in result.detectable.items()
     )
     words = f"Power: if training is correct, 80% of audits by a perfect attack with these models find at least {seen}."
     table = _table(["level", f"epsilon at delta {spell_exact(result.delta)}", "difference from the level above"], rows)
-    return _section("Why is the number so low?", f"{table}<p>{escape(words)}</p>")
-
-
-def _is_one_run(result: AuditResult) -> bool:
-    return any(METHODS[method].is_one_run for method in result.estimates)
+    return f"{table}<p>{escape(words)}</p>"
 
 
 def _errors(count: int, rate: float) -> str:
@@ -181,7 +179,7 @@ def _quality(result: AuditResult) -> str:
 def _what_was_run(result: AuditResult) -> str:
     done = f"{len(result.scores_in):,} with the canary and {len(result.scores_out):,} without"
     trained = {"models": f"{done}; {result.models:,} per world are planned"}
-    if _is_one_run(result):
+    if result.is_one_run:
         trained = {"canaries": f"{len(result.scores_in):,} in the model and {len(result.scores_out):,} not"}
     return _facts(
         {
@@ -230,6 +228,10 @@ def _least(each: Estimate) -> str:
 
 def _section(heading: str, content: str) -> str:
     return f"<section><h2>{escape(heading)}</h2>{content}</section>\n"
+
+
+def _folded(heading: str, content: str) -> str:
+    return f"<details><summary>{escape(heading)}</summary>{content}</details>\n"
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

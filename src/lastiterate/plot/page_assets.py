@@ -11,14 +11,16 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lastiterate.auditing.evidence.audit_result import KeyNumber
 from lastiterate.common.atomic_write import write_whole
 from lastiterate.common.system import cache_folder
 from lastiterate.common.types import Fields
-from lastiterate.formatting import printable
+from lastiterate.formatting import printable, spell_down
 from lastiterate.plot.style import verdict_colour
 
 STATIC = Path(__file__).with_name("static")
@@ -36,12 +38,48 @@ def html_page(title: str, style: str, body: str, scripts: str = "", head: str = 
     )
 
 
-def verdict_box(verdict: str, *paragraphs: str) -> str:
-    """Return a box with the verdict, in its colour, and paragraphs of text."""
-    words = "".join(f"<p>{escape(each)}</p>" for each in paragraphs)
+def verdict_box(verdict: str, headline: str, strength: str, reason: str) -> str:
+    """Return a box with the verdict in words, in its colour, with its strength and its reason."""
+    words = "".join(f"<p>{escape(each)}</p>" for each in (strength, reason))
     return (
         f'<div class="verdict" style="border-color: {verdict_colour(verdict)}">'
-        f'<p class="word">Verdict: {escape(verdict)}</p>{words}</div>'
+        f'<p class="word">{escape(headline)}</p>{words}</div>'
+    )
+
+
+def tiles(numbers: Iterable[KeyNumber], delta: str) -> str:
+    """Return the three numbers as tiles. All digits are in the tooltip."""
+    words = f"Epsilon, at delta {delta}: how much an attacker can learn about one example. Smaller is more private."
+    made = "".join(
+        f'<article class="tile {each.kind}"><p class="title">{_TILES[each.kind]}</p>'
+        f'<p class="value"{_exact(each.epsilon)}>{escape(each.text)}</p>'
+        f'<p class="soft">{escape(each.words)}</p></article>'
+        for each in numbers
+    )
+    return f'<p class="soft unit">{words}</p><div class="tiles">{made}</div>'
+
+
+_TILES = {
+    "guarantee": "Guaranteed <span>what you may promise</span>",
+    "prediction": "Predicted <span>what to expect</span>",
+    "found": "Found <span>what an attack showed</span>",
+}
+
+
+def _exact(epsilon: float | None) -> str:
+    return "" if epsilon is None else f' title="{epsilon!r}"'
+
+
+def strength_bar(caught: float | None, words: str, chance: str) -> str:
+    """Return a bar of the noise that an audit would have caught, from none to all of the declared noise."""
+    part = 0.0 if caught is None else 100.0 * caught
+    at = f'<p class="mark" aria-hidden="true" style="left: {min(max(part, 5.0), 95.0):.4g}%">{spell_down(part, 2)}%</p>'
+    return (
+        f'<div class="strength"><p class="title">How strong was the test?</p>{at if part else ""}'
+        f'<div class="bar" role="img" aria-label="{escape(words)}"><div style="width: {part:.4g}%"></div></div>'
+        '<p class="scale" aria-hidden="true"><span>no noise</span><span>all declared noise</span></p>'
+        f'<p class="soft">Filled: a training with only this share of the declared noise would have been caught by '
+        f"{chance} of such audits. Open: a training with this share could have passed.</p></div>"
     )
 
 

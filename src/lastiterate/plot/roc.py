@@ -13,7 +13,19 @@ from lastiterate.auditing.evidence.error_rates import upper_bound
 from lastiterate.common.types import FloatArray, IntArray, Row, number_in, text_in
 from lastiterate.formatting import per_cent, spell_exact, spell_up
 from lastiterate.plot.epsilons import BarRow
-from lastiterate.plot.style import FOUND, alt, chart_of, colour_of, layered, lines, log_x, log_y, looks, panel_title
+from lastiterate.plot.style import (
+    BASELINE,
+    FOUND,
+    alt,
+    chart_of,
+    colour_of,
+    layered,
+    lines,
+    log_x,
+    log_y,
+    looks,
+    panel_title,
+)
 from lastiterate.registry import ANALYSES, COMPOSITION, LAST_ITERATE, METHODS
 
 _POINTS = {"last_iterate": 31, "composition": 16, "no_amplification": 31}  # composition is slow for few steps
@@ -68,7 +80,7 @@ def predicted_rates(result: AuditResult) -> tuple[list[Row], dict[str, str]]:
     low = lowest_rate(result)
     rows: list[Row] = []
     reasons = {}
-    for name in dict.fromkeys(("last_iterate", "composition", result.run.guarantee)):
+    for name in dict.fromkeys((result.run.guarantee, "composition", "last_iterate")):
         points = _POINTS[name]
         try:
             curve = ANALYSES[name].curve(result.run)
@@ -168,7 +180,7 @@ _NAMES, _NUMBERS = 150, 90  # pixels beside a bar
 _COLOURS = {
     "guarantee": colour_of(COMPOSITION.label),
     "heuristic": colour_of(LAST_ITERATE.label),
-    "perfect attack": "#E69F00",
+    "perfect attack": BASELINE,
     "found": colour_of(FOUND),
 }
 

@@ -27,7 +27,7 @@ from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power
     from lastiterate.compare_analyses import Curves
-    from lastiterate.privacy.curve import PrivacyCurve
+    from lastiterate.privacy.curve import PrivacyCurve, Target
     from lastiterate.run import DPSGD
 
 # Points of each curve. Composition is slow for few steps, and the convex guarantee is always slow.
@@ -38,7 +38,9 @@ _WIDTH, _HEIGHT = 420, 320
 
 def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None = None) -> alt.HConcatChart:
     """Return panels of epsilon over steps and of error rates. ``more`` has further analyses."""
-    analyses = {name: ANALYSES[name].curve for name in (*SIDE_BY_SIDE, run.guarantee)} | dict(more or {})
+    # The prediction is drawn last, so that no other line hides it.
+    names = dict.fromkeys(("full_batch", "composition", run.guarantee, *(more or {}), "last_iterate"))
+    analyses = {name: ANALYSES[name].curve for name in names} | dict(more or {})
     curves: dict[str, PrivacyCurve] = {}
     reasons = {}
     for name, analysis in analyses.items():
@@ -51,6 +53,25 @@ def run_chart(run: DPSGD, delta: float, track: Track = iter, more: Curves | None
     words = [f"{describe(run)}; delta {spell_exact(delta)}", caveat_of(run)]
     words += [f"Without {ANALYSES[name].label}: {why}" for name, why in reasons.items()]
     return styled(panels, "What the released model leaks", words)
+
+
+def risk_chart(run: DPSGD, track: Track = iter) -> alt.LayerChart:
+    """Return the risk of a person against the baseline: one curve for the guarantee, and one for the prediction."""
+    rows: list[Row] = []
+    names = (run.guarantee, "last_iterate")
+    for name in track(names):
+        at = np.linspace(0.0, 1.0, _RATES[name]) ** 3  # dense near 0, where the curves are steep
+        risks = ANALYSES[name].curve(run).risk(at).tolist()
+        rows += [{"analysis": ANALYSES[name].label, "baseline": x, "risk": y} for x, y in zip(at, risks, strict=True)]
+    axis = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format="%", tickCount=6)}
+    x = alt.X("baseline:Q", title="success against a model trained without the person", **axis)
+    y = alt.Y("risk:Q", title="largest success against the released model", **axis)
+    ends = [{"baseline": 0.0, "risk": 0.0}, {"baseline": 1.0, "risk": 1.0}]
+    nothing = chart_of(ends).mark_line(color="#999", strokeWidth=1, strokeDash=[2, 3]).encode(x=x, y=y)
+    look = looks(ANALYSES[name].label for name in names)
+    curves = lines(rows, x, y, {"order": "baseline:Q", **look}, interpolate="monotone")
+    chart = layered(nothing, curves).properties(width=_WIDTH, height=_HEIGHT)
+    return styled(chart, "What can an attacker learn?", [describe(run), caveat_of(run), "Dotted: nothing is learnt."])
 
 
 def _epsilon_panel(run: DPSGD, delta: float, analyses: Curves, track: Track) -> alt.Chart:
@@ -128,8 +149,8 @@ _NARROW = 320
 _DRAWN = (*SIDE_BY_SIDE, "no_amplification", "convex")
 
 
-def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) -> alt.HConcatChart:
-    """Return two panels over batch sizes: the epsilons, and the noise that each analysis needs for the target."""
+def plan_chart(rows: list[Row], target: Target, words: str, caveat: str = CAVEAT) -> alt.HConcatChart:
+    """Return two panels over batch sizes: the epsilons (or mu), and the noise that each analysis needs."""
     sizes = sorted({number_in(row, "batch_size") for row in rows})
     names = list(dict.fromkeys(text_in(row, "analysis") for row in rows))
     shown = [name for name in _DRAWN if name in names or any(row.get(name) is not None for row in rows)]
@@ -142,10 +163,12 @@ def plan_chart(rows: list[Row], delta: float, words: str, caveat: str = CAVEAT) 
         axis=alt.Axis(values=sizes, format=",d", labelOverlap="greedy", grid=False),
     )
     point = alt.OverlayMarkDef(size=60, filled=True)
+    what = target.quantity
+    y = epsilon_y(target.delta) if target.delta is not None else alt.Y(f"{what}:Q", title=what, **from_zero())
     leaks = [
-        lines(
-            long(among(rows, "analysis", name), "epsilon", _DRAWN), x, epsilon_y(delta), look, point=point
-        ).properties(title=f"Epsilon with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT)
+        lines(long(among(rows, "analysis", name), what, _DRAWN), x, y, look, point=point).properties(
+            title=f"{what.capitalize()} with the noise by {ANALYSES[name].label}", width=width, height=_HEIGHT
+        )
         for name in names
     ]
     drawable = [row for row in rows if row["noise_multiplier"] is not None]

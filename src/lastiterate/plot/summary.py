@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from lastiterate.auditing.evidence.audit_result import KeyNumber
+from lastiterate.auditing.evidence.forecast import CHANCE
 from lastiterate.common.atomic_write import check_writable, write_whole
 from lastiterate.common.types import Fields
-from lastiterate.formatting import spell_exact
-from lastiterate.plot.page_assets import escape, html_page, verdict_box
+from lastiterate.formatting import per_cent, spell_exact
+from lastiterate.plot.page_assets import escape, html_page, strength_bar, tiles, verdict_box
 
 FORMATS = (".html", ".md")
 TITLE = "Privacy of a training run: summary of an audit"
@@ -17,6 +19,11 @@ _CAVEAT = "An audit finds lower bounds for one attack. It can refute a claim of 
 
 def check_summary(path: Path) -> list[Path]:
     """Return the paths of the summary and of its JSON file. Raise an error if they could not be written."""
+    if path.suffix.lower() == ".pdf":
+        raise ValueError(
+            f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}: write the .html, open it in a browser "
+            "and print it to PDF; it fits on one page"
+        )
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}")
     files = [path, path.with_suffix(".json")]
@@ -38,9 +45,14 @@ def summary_page(card: Fields) -> str:
     caveats = "".join(f"<li>{escape(each)}</li>" for each in [*card["caveats"], _CAVEAT])
     terms = [(name, [words]) for name, words in card["terms"].items()]
     body = [
-        f"<h1>{TITLE}</h1>",
-        verdict_box(card["verdict"], f"{card['reason']} {card['strength']['words']}", card["verdict_words"]),
-        _list(_facts(card)),
+        f"<h1>{escape(card['name']) or TITLE}</h1>",
+        f'<p class="soft">{TITLE}</p>' if card["name"] else "",
+        verdict_box(card["verdict"], card["headline"], card["strength"]["words"], card["reason"]),
+        f'<p class="advice"><strong>May I sign?</strong> {escape(card["advice"])}</p>',
+        tiles((KeyNumber(**each) for each in card["numbers"]), spell_exact(card["delta"])),
+        "".join(f'<p class="risk">{escape(each)}</p>' for each in card["risk"]["words"]),
+        strength_bar(card["strength"]["caught"], card["strength"]["words"], per_cent(CHANCE)),
+        _list(_facts(card, brief=True)),
         f'<h2>What to know</h2><ul class="small">{caveats}</ul>',
         f'<div class="small">{_list(_origins(card))}</div>',
         f'<h2>Terms</h2><div class="small">{_list(terms)}</div>',
@@ -51,8 +63,10 @@ def summary_page(card: Fields) -> str:
 
 def summary_markdown(card: Fields) -> str:
     """Return the summary as Markdown."""
-    words = " ".join(_m(each) for each in (card["reason"], card["strength"]["words"], card["verdict_words"]))
-    lines = [f"# {TITLE}", "", f"**Verdict: {_m(card['verdict'])}.** {words}"]
+    words = " ".join(_m(each) for each in (card["reason"], card["strength"]["words"]))
+    lines = [f"# {_m(card['name']) or TITLE}", "", f"**{_m(card['headline'])}** {words}"]
+    lines += ["", f"**May I sign?** {_m(card['advice'])}"]
+    lines += [line for each in card["risk"]["words"] for line in ("", _m(each))]
     lines += ["", "| | |", "|---|---|"]
     lines += [f"| {name} | {'<br>'.join(map(_m, texts))} |" for name, texts in _facts(card)]
     lines += ["", "## What to know", "", *(f"- {_m(each)}" for each in [*card["caveats"], _CAVEAT])]
@@ -66,17 +80,22 @@ def summary_markdown(card: Fields) -> str:
 Facts = list[tuple[str, list[str]]]
 
 
-def _facts(card: Fields) -> Facts:
+def _facts(card: Fields, *, brief: bool = False) -> Facts:
+    """Return the facts. ``brief`` leaves out the numbers that the page shows as tiles, and the families."""
     models = card["models"]
-    return [
-        ("trained", [card["trained"], card["run_words"]]),
-        ("released", [card["released"]]),
-        ("unit of privacy", [card["unit_of_privacy"]]),
-        ("neighbours", [f"{card['neighbours']}: {card['neighbours_words']}"]),
+    numbers = [
         (f"guaranteed, at delta {spell_exact(card['delta'])}", [_words(card, "guaranteed")]),
         ("predicted", [_words(card, "predicted")]),
         ("found by the attack", [each["words"] for each in card["found"]]),
         ("power", [_words(card, "power")]),
+    ]
+    return [
+        *((name, [card[name]]) for name in ("owner", "notes") if card[name]),
+        ("trained", [card["trained"], card["run_words"]]),
+        ("released", [card["released"]]),
+        ("unit of privacy", [card["unit_of_privacy"]]),
+        ("neighbours", [f"{card['neighbours']}: {card['neighbours_words']}"]),
+        *([] if brief else numbers),
         ("attack", [f"{card['attack']}; {models['in']:,} scores with the canary and {models['out']:,} without"]),
     ]
 

@@ -1,4 +1,4 @@
-"""PrivacyCurve, the result of every analysis: how well a run's output reveals whether the canary was used.
+"""PrivacyCurve, the result of every analysis: how well a run's output reveals whether the canary was used. Targets.
 
 Delta is the larger of two hockey-stick divergences (the paper's equation 2), and epsilon is its inverse (equation 3).
 The trade-off function is defined as by Dong et al. (Gaussian Differential Privacy, 2022).
@@ -7,6 +7,7 @@ The trade-off function is defined as by Dong et al. (Gaussian Differential Priva
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, overload
 
@@ -16,6 +17,7 @@ from lastiterate.common.types import FloatArray, Floats
 from lastiterate.common.validation import SomeNumbers, number, numbers
 from lastiterate.privacy.gaussian_dp import gaussian_log_delta
 
+SMALLEST_ERROR = 1e-10  # mu is for the error rates that are at least this large
 _POINTS, _FINER = 13, 4  # the search for the largest distance of two curves: points of a grid, and grids
 
 
@@ -105,7 +107,7 @@ class PrivacyCurve:
         """
         return 1.0 - self.fnr(numbers("baseline", baseline, 0.0, 1.0)[()])
 
-    def mu(self, smallest_error: float = 1e-10) -> float:
+    def mu(self, smallest_error: float = SMALLEST_ERROR) -> float:
         """Return the smallest mu whose Gaussian trade-off curve lies below the run's, on a range of error rates.
 
         The range has all points of the curves at which both error rates are at least ``smallest_error``. Always state
@@ -115,13 +117,13 @@ class PrivacyCurve:
         with np.errstate(all="ignore"):
             return self.pair.mu(smallest_error)
 
-    def mu_bracket(self, smallest_error: float = 1e-10) -> tuple[float, float]:
+    def mu_bracket(self, smallest_error: float = SMALLEST_ERROR) -> tuple[float, float]:
         """Return (lower, upper) bounds on mu. The upper bound is as certain as the upper end of ``bracket``."""
         smallest_error = _error("smallest_error", smallest_error)
         with np.errstate(all="ignore"):
             return self.pair.mu_bracket(smallest_error)
 
-    def regret(self, smallest_error: float = 1e-10) -> float:
+    def regret(self, smallest_error: float = SMALLEST_ERROR) -> float:
         """Return the largest distance between the trade-off curves of the run and of its mu (Gomez et al. 2025).
 
         Moved along the diagonal by this distance, the run's curve lies below the Gaussian curve. The distance is
@@ -165,3 +167,77 @@ def _error(name: str, value: float) -> float:
 
 def _plain(values: Floats) -> float | FloatArray:
     return values if isinstance(values, np.ndarray) and values.ndim else float(values)
+
+
+TARGETS = (("epsilon", "delta"), ("mu",), ("advantage",), ("tpr", "fpr"))
+_KINDS = "epsilon with delta, mu, advantage, or tpr with fpr"
+_OF_RATES = 1e-6  # relative error of an advantage or of a true positive rate
+
+
+@dataclass(frozen=True)
+class Target:
+    """What calibrated noise must reach: exactly one of epsilon with delta, mu, advantage, and tpr with fpr."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+    mu: float | None = None
+    advantage: float | None = None
+    tpr: float | None = None
+    fpr: float | None = None
+
+    def __post_init__(self) -> None:
+        given = self.fields()
+        if tuple(given) not in TARGETS:
+            raise ValueError(f"the target must be exactly one of {_KINDS}, got {' and '.join(given) or 'none of them'}")
+        for name, low, high in (("epsilon", 0.0, math.inf), ("mu", 0.0, math.inf), ("delta", 0.0, 1.0)):
+            if name in given:
+                number(name, given[name], low, high, open_low=True, open_high=name == "delta")
+        for name in ("advantage", "fpr", "tpr"):
+            if name in given:
+                number(name, given[name], 0.0, 1.0, open_low=True, open_high=True)
+        if self.tpr is not None and self.fpr is not None and not self.fpr < self.tpr:
+            raise ValueError(
+                f"tpr must be above fpr, which guessing reaches with any noise, got tpr {self.tpr!r} and fpr "
+                f"{self.fpr!r}"
+            )
+
+    def fields(self) -> dict[str, float]:
+        """Return the numbers that were given, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @property
+    def quantity(self) -> str:
+        """The name of the number to be reached."""
+        names = {"epsilon": "epsilon", "mu": "mu", "advantage": "advantage", "tpr": "true positive rate"}
+        return names[next(iter(self.fields()))]
+
+    def words(self, spell: Callable[[float], str] = repr) -> str:
+        """Return the target in words."""
+        return f"{self.quantity} {spell(self.value)}{self.condition(spell)}"
+
+    def condition(self, spell: Callable[[float], str] = repr) -> str:
+        """Return the condition of the number in words. Mu is always shown with its range of error rates."""
+        if self.delta is not None:
+            return f" at delta {spell(self.delta)}"
+        if self.fpr is not None:
+            return f" at false positive rate {spell(self.fpr)}"
+        return f" of Gaussian DP, where both error rates are at least {SMALLEST_ERROR:g}" if self.mu is not None else ""
+
+    @property
+    def value(self) -> float:
+        """The number to be reached."""
+        return next(iter(self.fields().values()))
+
+    def of(self, curve: PrivacyCurve) -> float:
+        """Return the number of this curve that must not exceed the target."""
+        if self.delta is not None:
+            return float(curve.epsilon(self.delta))
+        if self.fpr is not None:
+            return float(curve.risk(self.fpr))
+        return curve.mu(SMALLEST_ERROR) if self.mu is not None else curve.advantage()
+
+    def upper(self, curve: PrivacyCurve) -> float:
+        """Return an upper bound on this number, which allows for numerical errors."""
+        if self.delta is not None:
+            return float(curve.bracket(self.delta)[1])
+        return curve.mu_bracket(SMALLEST_ERROR)[1] if self.mu is not None else (1.0 + _OF_RATES) * self.of(curve)

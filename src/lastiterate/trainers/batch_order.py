@@ -1,11 +1,13 @@
-"""Batches of consecutive examples of an order: full batches, batches of fixed size, and shuffled batches."""
+"""Batches of both trainers: random ones, and stretches of an order (full, fixed-size and shuffled batches)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import IntArray
 from lastiterate.features import NO_OPTIMIZER, TRAINED, Support, require_supported
 from lastiterate.privacy.mixtures.law import epoch_length
@@ -22,6 +24,28 @@ class BatchOrder:
     begins: IntArray  # [steps]
     sizes: IntArray  # [steps]
     steps_per_order: int | None  # steps until a new order is drawn; None if the order never changes
+
+
+def require_size(run: DPSGD, slots: int) -> int | None:
+    """Return the largest batch of a run, or None. Raise unless the run's data set, if it is known, has all slots."""
+    if run.dataset_size not in (None, slots):
+        raise BadArgument(
+            "dataset_size", f"must be {slots}, the number of examples with the canary, got {run.dataset_size}"
+        )
+    return run.max_batch_size
+
+
+def drawn_batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
+    """Yield the slots in the batch of each step. An absent canary also has a slot, which is ignored."""
+    most, bins = require_size(run, slots), np.empty(0)
+    for step, rate in enumerate(np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)):
+        if run.sampling == "balls-in-bins":
+            place = step % epoch_length(run)
+            bins = bins if place else draws.integers(epoch_length(run), size=slots)
+            yield np.flatnonzero(bins == place)
+            continue
+        batch = np.flatnonzero(draws.random(slots) < rate)
+        yield batch if most is None or batch.size <= most else np.sort(draws.choice(batch, most, replace=False))
 
 
 def batch_order(run: DPSGD, slots: int) -> BatchOrder:

@@ -17,8 +17,9 @@ from jaxtyping import PyTree
 from scipy.stats import binom
 
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array, IntArray
+from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
-from lastiterate.trainers.batch_order import batch_order
+from lastiterate.trainers.batch_order import batch_order, require_size
 from lastiterate.training.draws import BinomialTables, binomial_counts, binomial_tables, exponentials, words
 
 Pair = tuple[jax.Array, jax.Array]
@@ -156,7 +157,69 @@ class OrderSampler(_NoMemory):
         return jnp.broadcast_to(slots, shape), weights, cursor + self.block
 
 
-Sampler: TypeAlias = PoissonSampler | GroupSampler | OrderSampler
+@dataclass(frozen=True)
+class RandomSizeSampler(_NoMemory):
+    """A sampler of batches with random sizes, for balls in bins and truncated Poisson sampling.
+
+    Balls in bins: every ``bins`` steps each slot draws one of ``bins`` batches. The slots are sorted by their batches.
+    Truncated Poisson sampling (``drawn`` is not None): at each step a slot is drawn with this probability. The slots
+    that are drawn come first, in random order, and a batch has at most ``most`` of them. A word of 32 bits is drawn for
+    each slot. It changes the probability of a batch by less than ``bins`` / 2^32 of itself.
+    """
+
+    slots: int
+    block: int
+    bins: int = 1
+    drawn: float | None = None
+    most: int | None = None
+
+    @property
+    def arguments(self) -> tuple[()]:
+        return ()
+
+    def memory(self, models: int) -> Pair:
+        return (
+            jnp.zeros((models, self.slots + self.block), jnp.int32),
+            jnp.zeros((models, self.bins + 1), jnp.int32),
+        )
+
+    def begin(self, arguments: tuple[()], memory: Pair, keys: jax.Array, step: jax.Array) -> Pair:
+        def draw(_: Pair) -> Pair:
+            first, second = words(keys, step, jnp.arange(self.slots))
+            if self.drawn is None:
+                batch = first % np.uint32(self.bins)
+            else:
+                batch = (first >= np.uint32(round(self.drawn * 2.0**32))).astype(jnp.uint32)
+            numbers = jax.lax.broadcasted_iota(jnp.int32, first.shape, 1)
+            batch, _, order = jax.lax.sort((batch, second, numbers), num_keys=2)
+            ends = jax.vmap(lambda row: jnp.searchsorted(row, jnp.arange(self.bins + 1, dtype=jnp.uint32)))(batch)
+            if self.most is not None:
+                ends = jnp.minimum(ends, self.most)
+            return jnp.pad(order, ((0, 0), (0, self.block))), ends.astype(jnp.int32)
+
+        drawn: Pair = jax.lax.cond(step % self.bins == 0, draw, lambda memory: memory, memory)
+        return drawn
+
+    def cursor(self, models: int) -> Pair:
+        return jnp.int32(0), jnp.bool_(True)
+
+    def more(self, arguments: tuple[()], cursor: Pair, step: jax.Array) -> jax.Array:
+        return cursor[1]
+
+    def take(
+        self, arguments: tuple[()], memory: Pair, keys: jax.Array, step: jax.Array, cursor: Pair
+    ) -> tuple[jax.Array, jax.Array, Pair]:
+        order, ends = memory
+        begins, sizes = ends[:, step % self.bins], ends[:, step % self.bins + 1] - ends[:, step % self.bins]
+        slots = jax.vmap(lambda row, begin: jax.lax.dynamic_slice_in_dim(row, begin, self.block))(
+            order, begins + cursor[0]
+        )
+        position = cursor[0] + self.block
+        taken = cursor[0] + jnp.arange(self.block) < sizes[:, None]
+        return slots, taken.astype(jnp.float32), (position, jnp.any(position < sizes))
+
+
+Sampler: TypeAlias = PoissonSampler | GroupSampler | OrderSampler | RandomSizeSampler
 
 _BLOCK_COST = 4  # overhead of a block of a convolution, in units of the cost of an example
 
@@ -176,6 +239,12 @@ def make_sampler(run: DPSGD, slots: int, chunk_size: int, most: int, multiplicit
         )
     if run.sampling == "poisson":
         return PoissonSampler(slots, min(poisson_block(slots, float(rates.max()), chunk_size), most), rates)
+    if run.sampling in ("balls-in-bins", "truncated-poisson"):
+        rate = float(rates[0])
+        block = min(poisson_block(slots, rate, chunk_size), most, require_size(run, slots) or slots)
+        if run.sampling == "balls-in-bins":
+            return RandomSizeSampler(slots, block, bins=epoch_length(run))
+        return RandomSizeSampler(slots, block, drawn=rate, most=run.max_batch_size)
     order = batch_order(run, slots)
     return OrderSampler(slots, min(int(order.sizes.max()), most), order.begins, order.sizes, order.steps_per_order)
 

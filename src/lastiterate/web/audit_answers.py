@@ -5,19 +5,21 @@ The functions run in worker processes and only read the stores.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 
 from lastiterate.auditing.design import OpenEnded
-from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.audit_result import AuditResult, three_numbers
 from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.evidence.report import Evidence, growth_of, report
 from lastiterate.auditing.load_evidence import evidence_in
+from lastiterate.auditing.stores.audit_record import ABOUT
 from lastiterate.auditing.stores.store import Store
 from lastiterate.common.types import Fields, JsonObject
-from lastiterate.formatting import describe, printable, spell_down, spell_exact, spell_up
-from lastiterate.plot.style import colour_of, dash_of, verdict_colour
-from lastiterate.registry import ANALYSES, METHODS, OWN_COIN
+from lastiterate.formatting import describe, printable, spell_exact
+from lastiterate.plot.style import ATTACK, BASELINE, GUARANTEE, PREDICTION, colour_of, dash_of, verdict_colour
+from lastiterate.registry import ANALYSES
 
 
 def summary(path: str) -> Fields:
@@ -29,7 +31,7 @@ def summary(path: str) -> Fields:
 def detail(path: str, name: str, width: int) -> Fields:
     """Return the page of one audit: pieces of HTML, and charts of this width."""
     from lastiterate.plot.audit_charts import page_charts
-    from lastiterate.plot.page import parts_of
+    from lastiterate.plot.page import FIRST, parts_of
 
     fields, evidence = _read(path)
     if evidence is None:
@@ -37,8 +39,7 @@ def detail(path: str, name: str, width: int) -> Fields:
     question = Question()
     result = report(evidence, question)
     charts = page_charts(result, width, growth_of(evidence, question))
-    order = ["growth", *(each for each in charts if each != "growth")]
-    figures = [{"name": each, **vars(charts[each])} for each in order if each in charts]
+    figures = [{"name": each, "is_first": each in FIRST, **vars(chart)} for each, chart in charts.items()]
     return fields | parts_of(result) | {"figures": figures} | _judged(result) | {"name": name}
 
 
@@ -65,9 +66,12 @@ def _read(path: str) -> tuple[Fields, Evidence | None]:
 
 def _begun(store: Store) -> Fields:
     record, trials = store.record, store.scores()
+    about = {name: record.about.get(name, "") for name in ABOUT}
     crafted = store.crafted
     created = record.setup.get("created")
     return {
+        "title": about.pop("name"),
+        **about,
         "data": printable(record.data) or "your trainer",
         "run": describe(record.run),
         "attack": printable(crafted["words"]["attack"]) if crafted else "the canary is being crafted",
@@ -83,30 +87,24 @@ def _begun(store: Store) -> Fields:
 
 
 def _judged(result: AuditResult) -> Fields:
-    method, first = next(iter(result.estimates.items()))
-    guarantee = result.predictions.get(result.run.guarantee)
     return {
         "verdict": result.verdict,
+        "headline": result.headline,
         "reason": printable(result.reason),
         "colour": verdict_colour(result.verdict),
-        "found": spell_down(first.epsilon, 3),
-        "found_if": OWN_COIN if METHODS[method].is_one_run else None,
-        "predicted": "none" if result.last_iterate is None else spell_up(result.last_iterate, 3),
-        "guaranteed": "none" if guarantee is None or guarantee.value is None else spell_up(guarantee.value, 3),
+        "caught": result.strength.caught or 0.0,
+        "strength": result.strength.words,
+        "numbers": [
+            {**asdict(each), "title": each.title, "words": printable(each.words)} for each in three_numbers(result)
+        ],
         "delta": spell_exact(result.delta),
     }
 
 
 # Colours and dashes of analyses, as in all charts, with lighter colours for dark mode.
 
-# Okabe and Ito's sky blue and similar colours. Their contrast with black is like that of the light mode with white.
-IN_THE_DARK = {
-    "#0072B2": "#56B4E9",
-    "#D55E00": "#F08A48",
-    "#009E73": "#3CC79C",
-    "#CC79A7": "#E0A3C4",
-    "#222222": "#E4E4E4",
-}
+# Their contrast with black is like that of the light mode with white.
+IN_THE_DARK = {GUARANTEE: "#56B4E9", PREDICTION: "#F07FA8", ATTACK: "#E4E4E4", BASELINE: "#A0A0A0"}
 
 
 def looks() -> JsonObject:

@@ -10,19 +10,22 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from lastiterate.auditing.evidence.audit_result import KeyNumber, key_numbers
 from lastiterate.citation import sentence
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import JsonObject, Row
 from lastiterate.common.validation import number, written_number
 from lastiterate.compare_analyses import Answer, ask, ask_all, noise_rows
-from lastiterate.formatting import describe, per_cent, spell_exact, spell_up
-from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.formatting import describe, neighbours_of, spell_exact, spell_up
+from lastiterate.mechanism import SAMPLINGS
+from lastiterate.privacy.curve import PrivacyCurve, Target
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 from lastiterate.web.form_fields import ASKED, NAMES, Reader, counting
@@ -53,23 +56,29 @@ def python_of(run: DPSGD, delta: float, contraction: float | None = None) -> str
     return "\n".join([*lines, f"print(li.sentence(run, {delta!r}, curves))"])
 
 
-Part = Literal["quick", "slow", "convex"]
+Part = Literal["quick", "slow", "convex", "sampling"]
 
-ATTACK_FPR = 0.01
-QUICK = ("last_iterate", "full_batch")
+QUICK = ("full_batch", "last_iterate")
+BASELINES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # chances of an attacker without the model
+SCHEMES = ("poisson", "balls-in-bins", "shuffled")  # ways to draw batches that are compared
 _POINTS = {"steps": 25, "errors": 41, "noise": 25}  # number of points in a line of a quick analysis
 _FEW = {"steps": 9, "errors": 13, "noise": 9}  # number of points in a line of a slow analysis
 _SPAN = 5.0  # the chart shows noise from 1/5 to 5 times the noise of the run
-_SECONDS = {"quick": 2.5, "slow": 2.5, "convex": 8.0}  # time limits in seconds: after them, a line has fewer points
+_SECONDS = {
+    "quick": 2.5,
+    "slow": 2.5,
+    "convex": 8.0,
+    "sampling": 8.0,
+}  # limits: then a line has fewer points
 _LEAST = 5  # number of points that are computed regardless of the time limit
 _MARKED = 60  # most released iterates that a chart marks
-_KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "comparison"}
+_KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "baseline"}
 _NOT_HERE = "max_over_steps"  # the analysis that the page does not offer for calibration
 _SIZES = 8  # most batch sizes of a plan
 
 
 def answer(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
-    """Return the table of analyses, the power of the best attack, and the run as a command and as Python."""
+    """Return the three numbers, all analyses, and the run as a command and as Python."""
     run, delta, given = _question(reader, texts)
     answers = ask_all(run, lambda curve: curve.epsilon(delta), curves=reader.curves(given))
     return {
@@ -77,8 +86,9 @@ def answer(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
         "steps": run.steps,
         "delta": delta,
         "rows": [_row(run, name, found) for name, found in answers.items()],
+        "numbers": [asdict(each) for each in (*key_numbers(run, answers), _UNTESTED)],
+        "advice": _advice(answers[run.guarantee], delta),
         "guarantee": run.guarantee,
-        "attacks": _attacks(run, "last_iterate"),
         "command": command_of(given, texts["delta"].strip()),
         "python": python_of(run, delta, reader.number("convex", given["convex"]) if "convex" in given else None),
     }
@@ -88,16 +98,17 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> JsonObject:
     """Return the points of some analyses in the three charts.
 
     The analyses of ``part`` are the heuristic and the baseline ("quick"), the guarantee ("slow"), or the guarantee for
-    convex losses ("convex").
+    convex losses ("convex"). "sampling" compares ways to draw batches instead.
     """
     run, delta, given = _question(reader, texts)
+    if part == "sampling":
+        return {"rows": [_sampled(reader, given, scheme, delta) for scheme in SCHEMES if scheme in SAMPLINGS]}
     curves: Curves = reader.curves(given) if part == "convex" else {}
     names = {"quick": QUICK, "slow": (run.guarantee,), "convex": tuple(curves)}[part]
     drawn = [_lines(run, name, curves.get(name, ANALYSES[name].curve), delta, part) for name in names]
     found: JsonObject = {
-        **{chart: [row for each in drawn for row in each[chart]] for chart in ("steps", "errors", "noise")},
+        **{chart: [row for each in drawn for row in each[chart]] for chart in ("steps", "errors", "noise", "risks")},
         "at": float(np.max(run.noise_multiplier)),
-        "attacks": _attacks(run, run.guarantee) if part == "slow" else [],
     }
     if part == "quick" and run.release_count > 1:
         marked = run.released_steps()
@@ -117,7 +128,7 @@ def noise(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     target = _target(reader, texts)
     curves = reader.curves(given)
     names = _analyses(run, texts, curves)
-    rows = [row for _, row in noise_rows({None: run}, names, target, delta, curves=curves)]
+    rows = [row for _, row in noise_rows({None: run}, names, Target(target, delta), curves=curves)]
     return {"epsilon": target, "rows": [_noise_row(run, row) for row in rows]}
 
 
@@ -135,7 +146,7 @@ def plan(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
     runs = {size: reader.run({**options, "batch_size": str(size)}) for size in sizes}
     curves = reader.curves(given)
     names = _analyses(base, texts, curves)
-    found = noise_rows(runs, names, target, delta, curves=curves)
+    found = noise_rows(runs, names, Target(target, delta), curves=curves)
     rows = [{"batch_size": size, "steps": runs[size].steps, **_noise_row(runs[size], row)} for size, row in found]
     epochs = reader.number("epochs", given["epochs"]) if "epochs" in given else base.epochs
     return {"epsilon": target, "epochs": epochs, "rows": rows}
@@ -181,31 +192,38 @@ def _row(run: DPSGD, name: str, found: Answer) -> JsonObject:
         "title": analysis.label_of(run),
         "kind": _KINDS[analysis.kind],
         "epsilon": found.value,
-        "text": "none" if found.value is None else spell_up(found.value),
+        "text": "none" if found.value is None else spell_up(found.value, 3),
         "words": analysis.assumed_of(run) if found.value is not None else found.reason,
     }
 
 
-def _attacks(run: DPSGD, name: str) -> list[JsonObject]:
-    power = ask(run, name, lambda curve: 1.0 - curve.fnr(ATTACK_FPR))
-    advantage = ask(run, name, lambda curve: curve.advantage())
-    if power.value is None or advantage.value is None:
-        return []
-    who = "is predicted to find" if name == "last_iterate" else "finds at most"
-    share = min(1.0, 0.5 + 0.5 * advantage.value)
-    words = (
-        f"The best attack {who} {_share(power.value)} of the members at a false positive rate of "
-        f"{per_cent(ATTACK_FPR)}. It tells a member from a non-member in {_share(share)} of all cases; a guess is "
-        "right in 50%."
+_UNTESTED = KeyNumber(
+    "found", None, "not tested", "no attack was run: lastiterate audit trains models and attacks them"
+)
+
+
+def _advice(guarantee: Answer, delta: float) -> str:
+    if guarantee.value is None:
+        return f"There is no guarantee to promise: {guarantee.reason}."
+    return (
+        f"You may promise epsilon {spell_up(guarantee.value, 3)} at delta {spell_exact(delta)}, if training does what "
+        "this form says. Nothing has tested that: lastiterate check compares the code with it, and lastiterate audit "
+        "attacks trained models. Never promise the prediction."
     )
-    numbers = {"power": power.value, "advantage": advantage.value}
-    return [{"analysis": name, "kind": _KINDS[ANALYSES[name].kind], **numbers, "words": words}]
 
 
-def _share(value: float) -> str:
-    if value > 0.999:
-        return "more than 99.9%" if value < 1.0 else "100%"
-    return f"{spell_up(100.0 * value, 3)}%"
+def _sampled(reader: Reader, options: Mapping[str, str], scheme: str, delta: float) -> JsonObject:
+    """Return the guarantee and the prediction of the same run if batches are drawn this way."""
+    fields: JsonObject = {"sampling": scheme, "is_own": options.get("sampling", "poisson") == scheme}
+    given = {name: text for name, text in options.items() if name != "last_batch"}
+    if scheme == "shuffled":
+        given["last_batch"] = options.get("last_batch", "keep")
+    try:
+        run = reader.run({**given, "sampling": scheme})
+    except ValueError as refusal:
+        return {**fields, "words": str(refusal), "numbers": []}
+    asked = {name: ask(run, name, lambda curve: curve.epsilon(delta)) for name in (run.guarantee, "last_iterate")}
+    return {**fields, "words": neighbours_of(run), "numbers": [asdict(each) for each in key_numbers(run, asked)]}
 
 
 def _noise_row(run: DPSGD, row: Row) -> JsonObject:
@@ -213,7 +231,7 @@ def _noise_row(run: DPSGD, row: Row) -> JsonObject:
     labels = {"label": analysis.label, "title": analysis.label_of(run), "kind": _KINDS[analysis.kind]}
     fields: JsonObject = {**row, **labels, "guaranteed": row.get(run.guarantee)}
     if isinstance(needed := row["noise_multiplier"], float):
-        fields["text"] = spell_up(needed)
+        fields["text"] = spell_up(needed, 4)
     return fields
 
 
@@ -226,14 +244,16 @@ def _lines(
     by_steps = points(lambda step: analysis(run.prefix(int(step))).epsilon(delta), steps)
     rates = (np.linspace(0.0, 1.0, counts["errors"]) ** 3).tolist()  # dense near 0, where the curves are steep
     try:
-        by_rates = points(analysis(run).fnr, rates)
+        curve = analysis(run)
+        by_rates, by_baseline = points(curve.fnr, rates), points(curve.risk, BASELINES)
     except ValueError:
-        by_rates = []
+        by_rates, by_baseline = [], []
     factors = np.geomspace(1 / _SPAN, _SPAN, counts["noise"]).tolist()
     by_noise = points(lambda factor: analysis(run.replace(noise_multiplier=noise * factor)).epsilon(delta), factors)
     return {
         "steps": [{"analysis": label, "steps": x, "epsilon": y} for x, y in by_steps],
         "errors": [{"analysis": label, "fpr": x, "fnr": y} for x, y in by_rates],
+        "risks": [{"analysis": name, "baseline": x, "risk": y} for x, y in by_baseline],
         "noise": [{"analysis": label, "noise": float(np.max(noise)) * x, "epsilon": y} for x, y in by_noise],
     }
 

@@ -18,14 +18,15 @@ from lastiterate.run import DPSGD
 if TYPE_CHECKING:
     from lastiterate.compare_analyses import Curves
 
-Group = Literal["data", "privacy", "training", "optimizer", "release"]
+Group = Literal["data", "privacy", "optimizer", "release", "noise"]
 GROUPS: dict[Group, str] = {
     "data": "Data and batches",
     "privacy": "Noise and delta",
-    "training": "Sampling",
     "optimizer": "Optimizer",
     "release": "What is released, and the unit of privacy",
+    "noise": "Correlated noise",
 }
+ADVANCED = ("optimizer", "release", "noise")  # groups that the page folds
 
 
 @dataclass(frozen=True)
@@ -48,35 +49,35 @@ class Field:
 
 
 FIELDS = (
-    Field("dataset_size", "data set size", "data", "examples", "50000", low=100, high=1e7, is_whole=True),
-    Field("batch_size", "batch size", "data", "examples (expected number)", "512", low=1, high=65536, is_whole=True),
-    Field("length", "length in", "data", usual="epochs", choices=("epochs", "steps")),
-    Field("epochs", "epochs", "data", "passes", "60", low=1, high=1000, needs=("length", ("epochs",))),
+    Field("dataset_size", "data set size", "data", "number of training examples", "50000", low=100, high=1e7,
+        is_whole=True),
+    Field("batch_size", "batch size", "data", "examples in a step, on average", "512", low=1, high=65536,
+        is_whole=True),
+    Field("length", "length in", "data", "how the length of training is given", "epochs", ("epochs", "steps")),
+    Field("epochs", "epochs", "data", "passes over the data", "60", low=1, high=1000, needs=("length", ("epochs",))),
     Field(
-        "steps", "steps", "data", "updates", "5859", low=1, high=1e6, is_whole=True, needs=("length", ("steps",))
+        "steps", "steps", "data", "updates of the model", "5859", low=1, high=1e6, is_whole=True,
+        needs=("length", ("steps",)),
     ),
-    Field("noise_multiplier", "noise multiplier", "privacy", "in units of the clipping norm", "0.7", low=0.1, high=20),
-    Field("delta", "delta", "privacy", "below 1 / examples", "1e-5", low=1e-10, high=1e-2),
-    Field("noise_filter", "noise filter", "privacy", "correlated noise, as 1,-0.5; empty: independent"),
+    Field("sampling", "batches are drawn", "data", "poisson: every example with the same chance in every step",
+        "poisson", choices=get_args(Sampling)),
     Field(
-        "min_separation", "separation", "privacy", (
-                "steps between batches with the same example"
-                ), "1", low=1, high=1000,
-        is_whole=True, needs=("noise_filter", ()),
-    ),
-    Field("sampling", "batches are drawn", "training", usual="poisson", choices=get_args(Sampling)),
-    Field(
-        "last_batch", "smaller last batch", "training", usual="keep", choices=get_args(LastBatch),
-        needs=("sampling", ("shuffled",)),
+        "last_batch", "smaller last batch", "data", "what happens to the rest of an epoch", "keep",
+        choices=get_args(LastBatch), needs=("sampling", ("shuffled",)),
     ),
     Field(
-        "optimizer", "optimizer", "optimizer", (
-                "none: all steps have the same weight"
-                ), "", ("", "sgd", "adam", "adamw"),
+        "max_batch_size", "largest batch", "data", "examples; the rest is dropped", "640", low=1, high=65536,
+        is_whole=True, needs=("sampling", ("truncated-poisson",)),
     ),
+    Field("noise_multiplier", "noise multiplier", "privacy", "noise over clipping norm; more noise leaks less", "0.7",
+        low=0.1, high=20),
+    Field("delta", "delta", "privacy", "chance that the promise fails; far below 1 / examples", "1e-5", low=1e-10,
+        high=1e-2),
+    Field("optimizer", "optimizer", "optimizer", "none: all steps have the same weight", "",
+        ("", "sgd", "adam", "adamw")),
     Field(
-        "learning_rate", "learning rate", "optimizer", "any value, if it is constant", "0.1", low=1e-4, high=10,
-        needs=("optimizer", ("sgd", "adam", "adamw")),
+        "learning_rate", "learning rate", "optimizer", "a constant rate does not change epsilon", "0.1", low=1e-4,
+        high=10, needs=("optimizer", ("sgd", "adam", "adamw")),
     ),
     Field(
         "momentum", "momentum", "optimizer", "0 to 1", "0.9", low=0, high=0.99, is_log=False,
@@ -89,12 +90,18 @@ FIELDS = (
     Field(
         "averaging", "averaging", "optimizer", "uniform, or a decay; empty: none", needs=("optimizer", ("sgd",))
     ),
-    Field("convex", "contraction", "optimizer", "for convex losses: contraction of a step, in (0, 1]"),
+    Field("convex", "contraction", "optimizer", "for convex losses: contraction of a step, in (0, 1]; empty: none"),
     Field("releases", "released models", "release", "how many, or after which steps: 100,400", "1"),
-    Field("group_size", "examples of one person", "release", "", "1", low=1, high=100, is_whole=True),
+    Field("group_size", "examples of one person", "release", "most examples that one person has in the data", "1",
+        low=1, high=100, is_whole=True),
     Field(
-        "neighbours", "neighbours", "release", "empty: add-remove, or zero-out if batches are shuffled or fixed", "",
+        "neighbours", "neighbours", "release", "what a neighbouring data set is; usually the default", "",
         ("", *get_args(Neighbours)), "default",
+    ),
+    Field("noise_filter", "noise filter", "noise", "coefficients, as 1,-0.5; empty: independent noise"),
+    Field(
+        "min_separation", "separation", "noise", "steps between batches with the same example", "1", low=1, high=1000,
+        is_whole=True, needs=("noise_filter", ()),
     ),
 )  # fmt: skip
 NAMES = tuple(field.name for field in FIELDS)
@@ -129,7 +136,7 @@ PRESETS: dict[str, dict[str, str]] = {
 def description() -> JsonObject:
     """Return groups, fields and presets as JSON, for the page."""
     return {
-        "groups": [{"name": name, "title": title} for name, title in GROUPS.items()],
+        "groups": [{"name": name, "title": title, "is_advanced": name in ADVANCED} for name, title in GROUPS.items()],
         "fields": [asdict(field) for field in FIELDS],
         "presets": [{"title": title, "texts": texts} for title, texts in PRESETS.items()],
     }

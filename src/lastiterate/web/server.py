@@ -266,7 +266,8 @@ def application(
         return lambda request: FileResponse(path, media_type=kind)
 
     def described(request: Request) -> Response:
-        return json_of({**description(), "looks": looks(), "has_audits": audits is not None})
+        told = {"looks": looks(), "baselines": list(explorer.BASELINES), "has_audits": audits is not None}
+        return json_of({**description(), **told})
 
     routes = [
         Route("/", file(_STATIC / "index.html", "text/html")),

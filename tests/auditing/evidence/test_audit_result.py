@@ -29,7 +29,7 @@ def test_a_result_prints_as_the_command_line_does(tmp_path, monkeypatch):
 def test_a_result_draws_itself_and_writes_its_page(result, tmp_path):
     assert "What an attack found in the released model" in str(result.plot().to_dict()["title"])
     result.page(tmp_path / "found.html")
-    assert f"Verdict: {result.verdict}" in (tmp_path / "found.html").read_text(encoding="utf-8")
+    assert result.headline in (tmp_path / "found.html").read_text(encoding="utf-8")
     for path in (3, tmp_path / "found.png"):
         with pytest.raises(ValueError, match=r"file|must end in"):
             result.page(path)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lastiterate.auditing.evidence.audit_result import AuditResult
+from lastiterate.auditing.evidence.audit_result import AuditResult, three_numbers
 from lastiterate.compare_analyses import run_fields
-from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.registry import ANALYSES, CONSISTENT, METHODS, OWN_COIN, THRESHOLDS
+from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact
+from lastiterate.registry import CONSISTENT, METHODS, OWN_COIN, THRESHOLDS
 from lastiterate.run import DPSGD
 
 
@@ -48,37 +48,31 @@ def methods_of(audits: Sequence[ComparedAudit]) -> list[str]:
     return [method for method in METHODS if any(method in audit.result.estimates for audit in audits)]
 
 
-def comparison_table(audits: Sequence[ComparedAudit]) -> Table:
-    """Return a table with one row for each audit."""
-    first, methods, rows = audits[0].result, methods_of(audits), []
+def comparison_table(audits: Sequence[ComparedAudit], *, details: bool = False) -> Table:
+    """Return a table with one row for each audit. With ``details``, it has what each method found, and the signal."""
+    first, methods, rows = audits[0].result, methods_of(audits) if details else [], []
     for audit in audits:
         result, found = audit.result, audit.result.estimates
-        epsilons = (spell_down(found[method].epsilon, 4) if method in found else "-" for method in methods)
-        signal, seconds = spell(result.signal, 3), f"{result.seconds:,.0f}"
-        rows.append([audit.label, signal, *epsilons, _models(audit), seconds, result.verdict])
-    columns = [method.replace("-", "- ") for method in methods]
-    header = ("audit", "signal", *columns, "models", "seconds", "verdict")
+        epsilons = (spell_down(found[method].epsilon, 3) if method in found else "-" for method in methods)
+        more = (spell(result.signal, 3), f"{result.seconds:,.0f}") if details else ()
+        numbers = (each.text for each in three_numbers(result))
+        rows.append([audit.label, *numbers, *epsilons, *more, _models(audit), result.headline])
+    families = [f"found: {METHODS[method].label}" for method in methods]
+    more = ("signal", "seconds") if details else ()
+    header = ("audit", "guaranteed", "predicted", "found", *families, *more, "models", "verdict")
     title = f"{len(audits)} audits; epsilons at delta {spell_exact(first.delta)}"
-    return Table(title, header, rows, set(range(1, len(header) - 1)), _notes(audits))
+    return Table(title, header, rows, set(range(1, len(header) - 1)), _notes(audits, details=details))
 
 
-def _notes(audits: Sequence[ComparedAudit]) -> list[str]:
+def _notes(audits: Sequence[ComparedAudit], *, details: bool) -> list[str]:
     first = audits[0]
-    predicted = [
-        f"{ANALYSES[name].label_of(first.result.run)} {spell_up(answer.value, 4)}"
-        for name in ("last_iterate", first.result.run.guarantee)
-        if (answer := first.result.predictions.get(name)) is not None and answer.value is not None
-    ]
     notes = [f"{audit.name}: {audit.result.attack}." for audit in audits]
     notes += [
-        f"{audit.name}: {audit.result.verdict}. {audit.result.reason}"
+        f"{audit.name}: {audit.result.strength.words if audit.result.verdict == CONSISTENT else audit.result.reason}"
         for audit in audits
-        if audit.result.verdict != CONSISTENT
+        if details or audit.result.verdict != CONSISTENT
     ]
-    notes.append(
-        f"{first.name} audits {first.result.data or 'your trainer'}: {describe(first.result.run)}. "
-        f"Epsilon by analyses: {', '.join(predicted) or 'none'}."
-    )
+    notes.append(f"{first.name} audits {first.result.data or 'your trainer'}: {describe(first.result.run)}.")
     notes += [f"* {difference(audit, first)}" for audit in audits if audit.differs]
     notes += trust(audits)
     return [*notes, caveat_of(*(audit.result.run for audit in audits))]

@@ -26,6 +26,7 @@ from lastiterate.common.errors import MissingExtra
 from lastiterate.common.system import late
 from lastiterate.common.validation import boolean, integer, number, one_of
 from lastiterate.features import (
+    BALLS_IN_BINS,
     BASIC,
     COMBINATIONS,
     CORRELATED_NOISE,
@@ -190,7 +191,7 @@ def power(
         if one_run:
             raise ValueError("scores must be 'known' or 'own' if one_run is True, got 'all-iterates'")
         kind = Kind.ALL_ITERATES
-    one_model = BASIC | {CORRELATED_NOISE, SEPARATION} | COMBINATIONS
+    one_model = BASIC | {BALLS_IN_BINS, CORRELATED_NOISE, SEPARATION} | COMBINATIONS
     features = {Kind.ONE_MODEL: one_model, Kind.ALL_ITERATES: BASIC}.get(kind, LINEAR | {RELEASES} | COMBINATIONS)
     require_supported(run, Support("power of one run" if one_run else "power of this audit", features))
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity)

@@ -1,14 +1,15 @@
-"""The result of an audit: the ``AuditResult`` class, its waterfall of epsilons, and its table."""
+"""The result of an audit: the ``AuditResult`` class, its three numbers, its waterfall of epsilons, and its table."""
 
 from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.forecast import Forecast, perfect
@@ -20,7 +21,20 @@ from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import told
 from lastiterate.compare_analyses import Answer
 from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.registry import ANALYSES, METHODS, kind_of_prediction
+from lastiterate.registry import (
+    ABOVE_HEURISTIC,
+    ANALYSES,
+    CONSISTENT,
+    INCONCLUSIVE,
+    METHODS,
+    OWN_COIN,
+    PROMISES,
+    THRESHOLDS,
+    VIOLATION,
+    expected_of,
+    headline_of,
+    kind_of_prediction,
+)
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 
@@ -137,6 +151,8 @@ class AuditResult:
         perplexity_before: perplexity of the model before training.
         outlook: the forecast of an audit with this number of models, if training is correct.
         second_moment: Adam's second moment, on models that are not counted, or None if it was not measured.
+        claim: the claim that was judged, in words.
+        name, owner, notes: what the user calls the audit, who is responsible, and remarks. Empty if not given.
     """
 
     run: DPSGD
@@ -164,6 +180,20 @@ class AuditResult:
     perplexity_before: float | None = None
     outlook: Forecast | None = None
     second_moment: SecondMoment | None = None
+    claim: str = ""
+    name: str = ""
+    owner: str = ""
+    notes: str = ""
+
+    @property
+    def is_one_run(self) -> bool:
+        """True if the scores are those of many canaries in one model."""
+        return any(METHODS[method].is_one_run for method in self.estimates)
+
+    @property
+    def headline(self) -> str:
+        """The verdict in words."""
+        return headline_of(self.verdict, len(self.scores_in) + len(self.scores_out), self.is_one_run)
 
     @cached_property
     def detectable(self) -> dict[str, float]:
@@ -219,21 +249,160 @@ class AuditResult:
         late("plot.page:write_page")(self, Path(path))
 
 
+# The three numbers of every screen, in this order: the guarantee, the prediction, and what the attack found.
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """One of the three numbers: its kind, its epsilon (None if there is none), its text, and its meaning in words."""
+
+    kind: Literal["guarantee", "prediction", "found"]
+    epsilon: float | None
+    text: str
+    words: str
+
+    @property
+    def title(self) -> str:
+        """The name of the number, as in "predicted"."""
+        return {"guarantee": "guaranteed", "prediction": "predicted", "found": "found"}[self.kind]
+
+
+def key_numbers(run: DPSGD, predictions: Mapping[str, Answer]) -> tuple[KeyNumber, KeyNumber]:
+    """Return the guarantee and the prediction of a run, from the answers of its analyses."""
+    unknown = Answer(None, "not computed")
+    guarantee, prediction = (predictions.get(name, unknown) for name in (run.guarantee, "last_iterate"))
+    return (
+        _key_number("guarantee", guarantee, PROMISES[run.guarantee]),
+        _key_number("prediction", prediction, expected_of(run)),
+    )
+
+
+def _key_number(kind: Literal["guarantee", "prediction"], answer: Answer, words: str) -> KeyNumber:
+    if answer.value is None:
+        return KeyNumber(kind, None, "none", answer.reason)
+    return KeyNumber(kind, answer.value, spell_up(answer.value, 3), words)
+
+
+def three_numbers(result: AuditResult) -> tuple[KeyNumber, KeyNumber, KeyNumber]:
+    """Return the guarantee, the prediction and what the attack found.
+
+    What was found is by the first method, or by the first method that exceeds what the verdict says was exceeded.
+    """
+    numbers = key_numbers(result.run, result.predictions)
+    if not result.estimates:
+        return (*numbers, KeyNumber("found", None, "none", "nothing has been estimated yet"))
+    level = {VIOLATION: numbers[0].epsilon, ABOVE_HEURISTIC: numbers[1].epsilon}.get(result.verdict)
+    above = [name for name, each in result.estimates.items() if level is not None and each.epsilon > level]
+    method = next(iter([*above, *result.estimates]))
+    first = result.estimates[method]
+    words = f"by this attack at least, with {per_cent(first.confidence)} confidence"
+    if METHODS[method].mechanism:
+        words += f" ({METHODS[method].label})"
+    if METHODS[method].is_one_run:
+        words += f", if {OWN_COIN}"
+    elif len(result.scores_in) < result.models:
+        words += f"; {len(result.scores_in):,} of {result.models:,} models per world so far"
+    sign = "≥ "
+    if not THRESHOLDS[first.threshold_choice].is_valid:
+        sign, words = "", "by this attack; the threshold is uncorrected, so this is no bound"
+    if above and result.verdict == VIOLATION:
+        numbers = (replace(numbers[0], words=f"{numbers[0].words}; this audit refutes it"), numbers[1])
+    is_finite = math.isfinite(first.epsilon)
+    text = f"{sign}{spell_down(first.epsilon, 3)}" if is_finite else "infinite"
+    found = KeyNumber("found", first.epsilon if is_finite else None, text, words)
+    return (*numbers, found)
+
+
+def advice_on(result: AuditResult) -> str:
+    """Return the answer to "May I sign?"."""
+    guarantee, prediction, _ = three_numbers(result)
+    if result.verdict == VIOLATION:
+        return (
+            "Do not sign. This training leaks more than was claimed: first find the fault in its clipping, its noise "
+            "or its sampling of batches."
+        )
+    if guarantee.epsilon is None:
+        return f"There is no guarantee to sign: {guarantee.words}."
+    promise = f"epsilon {guarantee.text} at delta {spell_exact(result.delta)}"
+    if result.verdict == INCONCLUSIVE:
+        return (
+            f"Not because of this audit: it was too weak to notice a fault. The guarantee ({promise}) rests on the "
+            "training code alone."
+        )
+    if result.verdict == CONSISTENT:
+        return (
+            f"You may sign the guarantee: {promise}, if training is as described. Sign neither the prediction nor what "
+            "was found: a better attack may find more."
+        )
+    return (
+        f"Sign only the guarantee ({promise}), not the prediction of {prediction.text}: this attack found more than "
+        "predicted."
+    )
+
+
+_JUDGED = {
+    VIOLATION: "refuted",
+    ABOVE_HEURISTIC: "exceeded the prediction, but did not refute",
+    INCONCLUSIVE: "was too weak to judge",
+    CONSISTENT: "did not refute",
+}
+
+
+def quote_of(result: AuditResult) -> str:
+    """Return one sentence about the audit that can be quoted."""
+    guarantee, prediction, found = three_numbers(result)
+    what = "canaries of one run" if result.is_one_run else "models"
+    confidence = per_cent(result.confidence)
+    least = f"epsilon {found.text} with {confidence} confidence"
+    strength = result.strength.words.removesuffix(".").replace("This audit", "it", 1)
+    return (
+        f"An audit with {len(result.scores_in):,} {what} with a canary and {len(result.scores_out):,} without "
+        f"{_JUDGED[result.verdict]} the claim ({result.claim or 'the run as described'}): it found {least} at delta "
+        f"{spell_exact(result.delta)}, where the guarantee is {guarantee.text} and the last-iterate heuristic predicts "
+        f"{prediction.text}; {strength}."
+    )
+
+
+_MOST_LINES = 12  # of the short text
+_RUN_LINES = 2
+
+
+def short_text(result: AuditResult, width: int, files: str = "") -> list[str]:
+    """Return the result in at most 12 lines: the run, the three numbers, the verdict with its strength, the files."""
+    name = result.name or result.data or "your trainer"
+    what = f"{result.owner}: {describe(result.run)}" if result.name and result.owner else describe(result.run)
+    top = textwrap.wrap(f"{name}: {what}", width, max_lines=_RUN_LINES, placeholder=" ...")
+    numbers = three_numbers(result)
+    most = max(len(each.text) for each in numbers)
+    rows = []
+    for each in numbers:
+        left = f"{each.title:10}  {each.text:>{most}}  "
+        words = textwrap.wrap(each.words, max(width - len(left), 16), max_lines=1, placeholder=" ...")
+        rows.append(left + "".join(words))
+    below = textwrap.wrap(files, width, max_lines=_RUN_LINES, placeholder=" ...", break_on_hyphens=False)
+    space = _MOST_LINES - len(top) - 1 - len(rows) - len(below)
+    verdict = result.strength.words if result.verdict == CONSISTENT else result.reason
+    judged = textwrap.wrap(f"{result.headline} {verdict}", width, max_lines=space, placeholder=" ...")
+    gaps = space - len(judged)
+    lines = [*top, *([""] if gaps > 0 else []), f"Epsilon at delta {spell_exact(result.delta)}", *rows]
+    return [*lines, *([""] if gaps > 1 else []), *judged, *below]
+
+
 # Table: the result as text, for ``print`` and the command line.
 
 
 def result_table(result: AuditResult) -> Table:
-    """Return a table of the predictions and estimates. The first note is the verdict."""
+    """Return a table of all analyses and estimates. The first note is the verdict."""
     rows, run = [], result.run
     for name, answer in result.predictions.items():
-        value = "none" if answer.value is None else spell_up(answer.value)
+        value = "none" if answer.value is None else spell_up(answer.value, 3)
         analysis = ANALYSES[name]
         rows.append((analysis.label_of(run), value, "", "", answer.reason or analysis.assumed_of(run)))
     for name, estimate in result.estimates.items():
         share = per_cent(estimate.confidence)
-        most = "-" if estimate.largest is None else spell_up(estimate.largest, 4)
-        rows.append((METHODS[name].label, spell_down(estimate.epsilon), share, most, METHODS[name].assumes))
-    verdict = [verdict_sentence(result.verdict, result.reason), result.strength.words]
+        most = "-" if estimate.largest is None else spell_up(estimate.largest, 3)
+        rows.append((METHODS[name].label, spell_down(estimate.epsilon, 3), share, most, METHODS[name].assumes))
+    verdict = [f"{result.headline} {result.reason}", result.strength.words]
     notes = [*verdict, *_about(result), *result.caveats, caveat_of(run)]
     if result.store:
         notes.append(f"Scores: {result.store}")
@@ -241,11 +410,6 @@ def result_table(result: AuditResult) -> Table:
         f"{result.data or 'your trainer'}: {describe(result.run)}; delta {spell_exact(result.delta)}\n{result.attack}"
     )
     return Table(title, ("", "epsilon", "confidence", "limit", "what it assumes"), rows, {1, 2, 3}, notes)
-
-
-def verdict_sentence(verdict: str, reason: str) -> str:
-    """Return the verdict and its reason."""
-    return f"Verdict: {verdict}. {reason}"
 
 
 def _about(result: AuditResult) -> list[str]:

@@ -31,6 +31,7 @@ from lastiterate.auditing.evidence.threshold import (
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of
 from lastiterate.features import (
+    BALLS_IN_BINS,
     BASIC,
     COMBINATIONS,
     CORRELATED_ADAM,
@@ -44,7 +45,7 @@ from lastiterate.formatting import per_cent, spell, spell_down, spell_exact, spe
 from lastiterate.registry import METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 
-_ONE_RUN, _PAIRED = BASIC | {CORRELATED_NOISE, CORRELATED_ADAM}, LINEAR | {RELEASES} | COMBINATIONS
+_ONE_RUN, _PAIRED = BASIC | {BALLS_IN_BINS, CORRELATED_NOISE, CORRELATED_ADAM}, LINEAR | {RELEASES} | COMBINATIONS
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,7 @@ class Evidence:
         seconds: duration of training and scoring.
         store: path of the store with the scores, or None if there is no store.
         second_moment: Adam's second moment, or None if it was not measured.
+        about: the user's name, owner and notes for the audit, if given.
     """
 
     run: DPSGD
@@ -104,6 +106,7 @@ class Evidence:
     seconds: float
     store: Path | None
     second_moment: SecondMoment | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def horizon(self) -> int:
@@ -183,6 +186,8 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         perplexity_before=evidence.quality_before if evidence.quality == Quality("perplexity") else None,
         outlook=Forecast(run, models, *asked, one_run=one_run),
         second_moment=evidence.second_moment,
+        claim=claim.words,
+        **evidence.about,
     )
 
 

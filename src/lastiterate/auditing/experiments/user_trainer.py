@@ -22,6 +22,7 @@ from lastiterate.common.errors import TrainerFailed, guarded
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import integer, noise_multipliers, numbers, told
+from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -79,10 +80,22 @@ def _check_steps(what: str, done: int, run: DPSGD) -> None:
 
 def _check_sizes(sizes: FloatArray, run: DPSGD, examples: int | None) -> None:
     rates = np.broadcast_to(np.asarray(run.sample_rate, np.float64), sizes.shape)
+    if run.max_batch_size is not None:
+        if sizes.max() > run.max_batch_size:
+            raise ValueError(
+                f"max_batch_size must be that of the training, whose largest batch has {sizes.max():g} examples, but "
+                f"the run declares {run.max_batch_size}"
+            )
+        return
+    if run.sampling == "balls-in-bins":  # all of an epoch's batches have all examples; a part of an epoch need not
+        whole = run.steps - run.steps % epoch_length(run)
+        sizes, rates = sizes[:whole], rates[:whole]
+        if not whole:
+            return
     if examples is not None:
         _check_total(sizes, rates, run, examples)
     if run.sampling in _BINOMIAL:
-        _check_spread(sizes, rates, run.sampling)
+        _check_spread(sizes, rates, run)
     elif run.sampling != "shuffled" and np.ndim(run.sample_rate) == 0 and np.ptp(sizes) > 1.0:
         # With shuffled data the last batch of an epoch may be smaller.
         got = f"{sizes.min():g} to {sizes.max():g} examples"
@@ -110,12 +123,13 @@ def _check_total(sizes: FloatArray, rates: FloatArray, run: DPSGD, examples: int
         )
 
 
-def _check_spread(sizes: FloatArray, rates: FloatArray, sampling: str) -> None:
+def _check_spread(sizes: FloatArray, rates: FloatArray, run: DPSGD) -> None:
     mean = sizes.sum() * rates / rates.sum()
-    variance, freedom = mean * (1.0 - rates), sizes.size - 1.0
-    if sampling == "balls-in-bins":  # Pearson's statistic of each epoch
-        variance, freedom = mean, float(np.sum(1.0 - rates))
-    if sizes.size < 2 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
+    # Pearson's statistic: sizes that add up to the data set in every epoch have fewer degrees of freedom.
+    in_bins = run.sampling == "balls-in-bins"
+    variance = mean if in_bins else mean * (1.0 - rates)
+    freedom = sizes.size - (sizes.size // epoch_length(run) if in_bins else 1)
+    if freedom < 1 or mean.mean() < _LARGE_ENOUGH or np.any(variance <= 0.0):
         return
     # Chi-square test that allows for rounding: each size may be off by half an example.
     distance, rounding = np.sqrt(np.sum((sizes - mean) ** 2 / variance)), np.sqrt(np.sum(0.25 / variance))
@@ -125,9 +139,8 @@ def _check_spread(sizes: FloatArray, rates: FloatArray, sampling: str) -> None:
         how = "less" if most < half else "more"
         got = f"{how}, with {sizes.std():.3g} (from {sizes.min():g} to {sizes.max():g} examples)"
         raise ValueError(
-            f"sampling {sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary with a "
-            f"standard deviation of {np.sqrt(np.mean(mean * (1.0 - rates))):.3g}, but the batches of the training vary "
-            f"{got}"
+            f"sampling {run.sampling!r} at the declared sample_rate {_shown(rates)} gives batches whose sizes vary "
+            f"with a standard deviation of {np.sqrt(variance.mean()):.3g}, but the batches of the training vary {got}"
         )
 
 

@@ -17,23 +17,34 @@ from lastiterate.auditing.design import Design, OneModel, OpenEnded, Paired, Qua
 from lastiterate.auditing.identity import describe_run, read_run
 from lastiterate.common.types import BoolArray, Fields, FloatArray, IntArray
 from lastiterate.common.validation import boolean, integer, number, numbers, one_of
+from lastiterate.formatting import printable
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 
 _Kind = TypeVar("_Kind")
 _MOST_MODELS, _MOST_CANARIES = 2**53, 2**24
 _LARGEST_SEED = 2**63 - 1
+ABOUT = ("name", "owner", "notes")  # what a user may say about an audit; it does not affect the scores
 
 
 @dataclass(frozen=True)
 class Record:
-    """The description of an audit, without its scores. ``setup`` has the package versions, platform and start date."""
+    """The description of an audit, without its scores.
+
+    ``setup`` has the package versions, the platform, the start date, and the user's name, owner and notes.
+    """
 
     run: DPSGD
     design: Design
     data: str
     quality: Quality | None
     setup: Fields
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The user's name, owner and notes for the audit, if given."""
+        told = {name: self.setup.get(name) for name in ABOUT}
+        return {name: printable(text) for name, text in told.items() if isinstance(text, str) and text}
 
     def fields(self) -> Fields:
         return {

@@ -176,6 +176,12 @@ class Store(MemoryStore):
             undo.pop_all()
             return store
 
+    def tell(self, about: Mapping[str, str]) -> None:
+        """Replace the user's name, owner or notes for the audit."""
+        if about and {**self.record.about, **about} != self.record.about:
+            told = replace(self.record, setup={**self.record.setup, **about})
+            self._set("record", as_json("record", told.fields()))
+
     @classmethod
     def read(cls, path: Location, *, repairs: bool = True) -> Self:
         """Open a store to read. An audit may be writing to it. If ``repairs`` is false, the file is never changed."""

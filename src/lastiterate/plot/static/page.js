@@ -5,6 +5,7 @@ const stills = {}, drawn = {};
 function draw() {
   for (const [id, [wide, narrow]] of Object.entries(specs)) {
     const place = document.querySelector(`#${id} .chart`), size = place.clientWidth < 430 ? narrow : wide;
+    if (!place.clientWidth) continue; // folded
     stills[id] ??= place.innerHTML;
     if (drawn[id] === size || matchMedia("print").matches) continue;
     drawn[id] = size;
@@ -15,3 +16,4 @@ function draw() {
 }
 draw();
 addEventListener("resize", draw);
+addEventListener("toggle", draw, true); // a part was unfolded

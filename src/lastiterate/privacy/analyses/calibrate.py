@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from lastiterate.common.validation import function, number
-from lastiterate.privacy.curve import PrivacyCurve
+from lastiterate.common.validation import function
+from lastiterate.privacy.curve import PrivacyCurve, Target
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD, require_run
 
@@ -21,69 +20,6 @@ _CERTIFYING = 6  # largest number of times that noise is added to get the upper 
 _NEAR_CERTAIN = 1e-4  # an upper end further above the target than this fraction is due to a wide bracket
 _ROUGHLY, _QUESTIONS = 1e-3, 12  # for an analysis that jumps: distance to the target, number of evaluations
 _ROUGHLY_OF_MU, _QUESTIONS_OF_MU = 1e-6, 40  # the same for mu, relative to the target
-_OF_RATES = 1e-6  # relative error of an advantage or of a true positive rate
-_KINDS = "epsilon with delta, mu, advantage, or tpr with fpr"
-
-
-@dataclass(frozen=True)
-class Target:
-    """The target of a calibration: exactly one of epsilon with delta, mu, advantage, and tpr with fpr."""
-
-    epsilon: float | None = None
-    delta: float | None = None
-    mu: float | None = None
-    advantage: float | None = None
-    tpr: float | None = None
-    fpr: float | None = None
-
-    def __post_init__(self) -> None:
-        given = self.fields()
-        if tuple(given) not in (("epsilon", "delta"), ("mu",), ("advantage",), ("tpr", "fpr")):
-            raise ValueError(f"the target must be exactly one of {_KINDS}, got {' and '.join(given) or 'none of them'}")
-        for name, low, high in (("epsilon", 0.0, math.inf), ("mu", 0.0, math.inf), ("delta", 0.0, 1.0)):
-            if name in given:
-                number(name, given[name], low, high, open_low=True, open_high=name == "delta")
-        for name in ("advantage", "fpr", "tpr"):
-            if name in given:
-                number(name, given[name], 0.0, 1.0, open_low=True, open_high=True)
-        if self.tpr is not None and self.fpr is not None and not self.fpr < self.tpr:
-            raise ValueError(
-                f"tpr must be above fpr, which guessing reaches with any noise, got tpr {self.tpr!r} and fpr "
-                f"{self.fpr!r}"
-            )
-
-    def fields(self) -> dict[str, float]:
-        """Return the numbers that were given, by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    @property
-    def words(self) -> str:
-        """The target in words."""
-        numbers = [repr(value) for value in self.fields().values()]
-        if self.epsilon is not None:
-            return f"epsilon {numbers[0]} at delta {numbers[1]}"
-        if self.tpr is not None:
-            return f"a true positive rate of {numbers[0]} at a false positive rate of {numbers[1]}"
-        return f"{'mu' if self.mu is not None else 'an advantage of'} {numbers[0]}"
-
-    @property
-    def value(self) -> float:
-        """The number to be reached."""
-        return next(iter(self.fields().values()))
-
-    def of(self, curve: PrivacyCurve) -> float:
-        """Return the number of this curve that must not exceed the target."""
-        if self.delta is not None:
-            return float(curve.epsilon(self.delta))
-        if self.fpr is not None:
-            return float(curve.risk(self.fpr))
-        return curve.mu() if self.mu is not None else curve.advantage()
-
-    def upper(self, curve: PrivacyCurve) -> float:
-        """Return an upper bound on this number, which allows for numerical errors."""
-        if self.delta is not None:
-            return float(curve.bracket(self.delta)[1])
-        return curve.mu_bracket()[1] if self.mu is not None else (1.0 + _OF_RATES) * self.of(curve)
 
 
 def calibrate(
@@ -130,10 +66,10 @@ def calibrate(
         lambda log_factor: spent(log_factor) <= target, max(0.0, least), lambda _: least, most, lambda: stride
     )
     if high == math.inf:
-        raise ValueError(f"{aim.words} is not reached with any noise multiplier up to {_MOST:g}")
+        raise ValueError(f"{aim.words()} is not reached with any noise multiplier up to {_MOST:g}")
     if low == -math.inf:
         raise ValueError(
-            f"{aim.words} is met with any noise, even a noise multiplier of {_LEAST:g}: there is nothing to calibrate"
+            f"{aim.words()} is met with any noise, even a noise multiplier of {_LEAST:g}: there is nothing to calibrate"
         )
     # The convex analysis takes about a second, and its epsilon jumps where another bound becomes the smallest.
     is_rough = getattr(getattr(analysis, "func", analysis), "__name__", "") == "convex"

@@ -41,6 +41,7 @@ from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon
 from lastiterate.privacy.losses.epoch_loss import epoch_cumulant, epsilon_of_epoch, log_delta_of_epoch
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
+from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.mixture import SinglePair
@@ -87,6 +88,8 @@ def pair_of_all_iterates(run: DPSGD) -> Pair:
     """Return the pair of distributions of all iterates of a run with independent noise."""
     if run.sampling == "balls-in-bins" and min(run.steps, run.batches_per_epoch or 1) > 1:
         return EpochPair(epoch_cumulant(require_supported(run, SUPPORT)), run)
+    if run.sampling == "truncated-poisson" and (truncated := truncated_cumulant(run)).full > 0.0:
+        return CompositionPair(truncated)
     return pair_of_steps(loss_cumulant(run))
 
 
@@ -126,7 +129,7 @@ class CompositionPair(SinglePair):
     @cached_property
     def _last_iterate(self) -> Pair:
         """The pair of a last iterate with steps weighted by 1 / sigma^2, which reveals no more than all iterates."""
-        counts, rates, sigmas = self.cumulant.counts, self.cumulant.rates, self.cumulant.sigmas
+        counts, rates, sigmas = self.cumulant.counts, self.cumulant.participation, self.cumulant.sigmas
         group = self.cumulant.group
         weights = (sigmas.min() / sigmas) ** 2
         noise = math.sqrt(float(np.sum(counts * (weights * sigmas) ** 2)))
@@ -138,7 +141,7 @@ class CompositionPair(SinglePair):
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         """Bounds for an adversary who is told the number of batches with the canary, close if there is little noise."""
-        steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.rates, self.cumulant.sigmas
+        steps, rates, sigmas = int(self.cumulant.counts.sum()), self.cumulant.participation, self.cumulant.sigmas
         if self.cumulant.mirrored:
             return TOLD_NOTHING, told_kinds(self.cumulant.counts, rates, 0.5 * sigmas, self.cumulant.group)
         lower = told_participations(steps, float(rates.min()), float(sigmas.max()), upper=False)

@@ -18,7 +18,7 @@ from lastiterate.features import COMBINATIONS, LINEAR, RELEASES, Support, requir
 from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures import support as binomial
-from lastiterate.privacy.mixtures.law import epoch_length
+from lastiterate.privacy.mixtures.law import epoch_length, participation_rate
 from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.solve import Side, a_little_less, invert, solve
 from lastiterate.run import DPSGD
@@ -51,13 +51,13 @@ def no_amplification(run: DPSGD) -> PrivacyCurve:
 
 def told_run(run: DPSGD) -> KnownParticipations:
     """Return an upper bound on the privacy loss of all iterates of a run."""
-    sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(run.sample_rate)), run.group_size
+    sigma, rate, group = float(np.min(run.noise_multiplier)), float(np.max(participation_rate(run))), run.group_size
     if run.neighbours == "replace":
         sigma *= 0.5  # gradients differ by twice the clipping norm
     if run.batches_per_epoch is not None:
         epochs = np.array([float(-(-run.steps // epoch_length(run)))])
         return KnownParticipations(sigma / group, epochs, np.zeros(1), np.zeros(1))
-    if run.sampling == "fixed":
+    if run.sampling in ("fixed", "truncated-poisson"):
         return told_participations(run.steps, min(group * rate, 1.0), sigma / group, upper=True)
     return told_group(run.steps, rate, sigma, group)
 

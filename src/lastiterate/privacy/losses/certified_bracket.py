@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -167,7 +168,8 @@ def proved_epsilon(cumulant: LossCumulant, log_delta: float, near: float | None)
     aim = _excess(near)
     if aim < math.inf and bounds[1] - near > 2.0 * aim and line.count < _MOST_NODES:  # the excess was underestimated
         width = line.width * math.sqrt(aim / (bounds[1] - near))
-        return _solved(smoothed_line(cumulant, log_delta, near, max(width, 0.2 * line.width)), log_delta, near)
+        with suppress(Unreliable):  # a narrower smoothing needs more nodes
+            return _solved(smoothed_line(cumulant, log_delta, near, max(width, 0.2 * line.width)), log_delta, near)
     return bounds
 
 
@@ -386,7 +388,7 @@ def _masses(nodes: Nodes, order: float) -> tuple[float, FloatArray]:
 def _rounding(step: Loss, nodes: Nodes, order: float, kept: BoolArray) -> tuple[FloatArray, FloatArray]:
     """Return the error of each loss in ulps, and the relative error of each mass, if each x is off by an ulp."""
     x, loss = nodes.x[kept], nodes.loss[kept]
-    moved = step.moved(x)
+    moved = step.moved_at(nodes)[kept]
     exponents = 4.0 * np.abs(nodes.log_weight[kept]) + abs(order) * (4.0 * np.abs(loss) + moved) + x * x
     if step.mirrored:
         exponents = exponents + moved
@@ -411,14 +413,14 @@ def _log_total(
     with_canary, without = step.outside
     value = math.log1p(float(rise.sum()) + order * (without - with_canary) - without)
     rise, growth = np.abs(rise), np.abs(np.exp(nodes.log_weight + nodes.loss) - np.exp(nodes.log_weight))
-    moved = np.abs(nodes.loss) * 8.0 + 2.0 * step.moved(nodes.x)
+    moved = np.abs(nodes.loss) * 8.0 + 2.0 * step.moved_at(nodes)
     steepness = abs(order) * (rise + abs(order - 1.0) * growth)  # the derivative of the rise with respect to the loss
     sizes = (40.0 + 4.0 * np.abs(nodes.log_weight) + nodes.x**2) * rise + 4.0 * abs(order) * growth
     if step.mirrored:
-        sizes = sizes + step.moved(nodes.x) * rise
+        sizes = sizes + step.moved_at(nodes) * rise
     # The normal distribution's tails are accurate to an ulp or two, but their end points are rounded.
     tails = abs(order) * (with_canary + without) + without
-    rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.window[1] ** 2) * tails)
+    rounding = ULP * (float(np.sum(sizes + moved * steepness)) + (8.0 + 2.0 * step.last**2) * tails)
     panels = sum(
         factor * _bound(step, nodes, at, 0.0, 0.0)
         for factor, at in ((1.0, order), (1.0 + abs(order), 0.0), (abs(order), 1.0))

@@ -255,7 +255,7 @@ def fnr_bounds(cumulant: LossCumulant, fpr: float) -> tuple[float, float]:
     Lower bound: with probability exp(edge) the canary is in no sampled batch. The batches that have it for certain are
     one Gaussian mechanism. Upper bound: a test decides for "in" if any sampled step exceeds a threshold of its own.
     """
-    if cumulant.mirrored:
+    if cumulant.is_unbounded:
         return 0.0, 1.0 - fpr
     sampled = cumulant.rates < 1.0
     counts, rates, sigmas = cumulant.counts[sampled], cumulant.rates[sampled], cumulant.sigmas[sampled]

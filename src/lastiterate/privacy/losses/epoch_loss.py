@@ -21,7 +21,7 @@ import numpy as np
 from lastiterate.common.types import FloatArray, Floats
 from lastiterate.privacy.losses.epoch_density import EpochDensity, epoch_density
 from lastiterate.privacy.losses.loss_cumulant import Certain, Condensed, LossCumulant
-from lastiterate.privacy.losses.step_loss import TURN, Loss, Nodes
+from lastiterate.privacy.losses.step_loss import TURN, Loss, Nodes, WindowLoss
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.solve import HALF_LOG_TAU, Side, solve
 
@@ -37,7 +37,7 @@ _LARGEST_ERROR = 1e-10  # largest error of the moments of a density
 
 
 @dataclass(frozen=True, eq=False)
-class EpochLoss(Loss):
+class EpochLoss(WindowLoss):
     """The loss of an epoch on a window of x, the log of the mean M. ``share`` is r / t.
 
     All but exp(``log_left_out``) of the probability is in the window, with the canary if ``remove``, else without it.

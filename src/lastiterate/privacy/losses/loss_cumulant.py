@@ -25,7 +25,7 @@ from lastiterate.common.types import FloatArray
 from lastiterate.privacy.losses.fourier_sums import characteristic
 from lastiterate.privacy.losses.gaussian_mixture import binomial_points
 from lastiterate.privacy.losses.mixture_loss import MixtureLoss
-from lastiterate.privacy.losses.step_loss import Loss, Segments, StepLoss, moments_of
+from lastiterate.privacy.losses.step_loss import Loss, Segments, StepLoss, WindowLoss, moments_of
 from lastiterate.privacy.mixtures.fourier import Complex, Unreliable
 from lastiterate.privacy.mixtures.law import distinct
 from lastiterate.run import DPSGD
@@ -117,11 +117,24 @@ class LossCumulant:
     _known_condensed: dict[int, Condensed | None] = field(default_factory=dict, init=False, repr=False)
 
     def other_direction(self) -> LossCumulant:
-        """Return K(z) of Q over P for epsilon >= 0. A cap leaves out losses of a step that make the total negative."""
+        """Return K(z) of Q over P for epsilon >= 0."""
         if self.mirrored:
             return self
-        other = replace(self, remove=False)
-        return other if self._cannot_be_capped else replace(other, cap=_CAP_OF_ADD * other.edge())
+        return replace(self, remove=False).capped_from_below()
+
+    def capped_from_below(self) -> LossCumulant:
+        """Leave losses of one step of Q over P out of K if they make the total negative."""
+        return self if self._cannot_be_capped else replace(self, cap=_CAP_OF_ADD * self.edge())
+
+    @property
+    def participation(self) -> FloatArray:
+        """The probability that a step uses the canary, for each kind of step."""
+        return self.rates
+
+    @property
+    def is_unbounded(self) -> bool:
+        """True if losses are unbounded from below, so that no test of single steps has a closed form."""
+        return self.mirrored
 
     @property
     def _cannot_be_capped(self) -> bool:
@@ -140,7 +153,7 @@ class LossCumulant:
 
     @cached_property
     def _largest(self) -> float:
-        return max(float(step.loss(np.asarray(step.window[1]))) for step in self._sampled[1])
+        return max(step.largest for step in self._sampled[1])
 
     def apart(self, epsilon: float) -> tuple[float, float]:
         """Return P(E) - e^epsilon Q(E) and e^epsilon Q(E) for the event E that some step has a loss above the cap."""
@@ -242,7 +255,9 @@ class LossCumulant:
     def _core_of_kinds(self) -> float:
         ends = np.array([1.0, -1.0])
         halves = [
-            step.slope if isinstance(step, Certain) else 0.5 * float(np.ptp(step.loss(ends))) for _, step in self.steps
+            0.5 * float(np.ptp(step.loss(ends))) if isinstance(step, WindowLoss) else step.slope
+            for _, step in self.steps
+            if isinstance(step, WindowLoss | Certain)
         ]
         return math.sqrt(float(self.counts @ np.square(halves)))
 
@@ -334,7 +349,5 @@ class Certain:
 def loss_cumulant(run: DPSGD) -> LossCumulant:
     """Return K(z) of P over Q for Poisson sampling or full batches. Steps with sample rate 0 are left out."""
     rates, sigmas, counts = distinct(np.asarray(run.sample_rate), np.asarray(run.noise_multiplier), run.steps)
-    seen = rates > 0.0
-    return LossCumulant(
-        counts[seen], rates[seen], sigmas[seen], group=run.group_size, mirrored=run.neighbours == "replace"
-    )
+    seen, mirrored = rates > 0.0, run.neighbours == "replace"
+    return LossCumulant(counts[seen], rates[seen], sigmas[seen], group=run.group_size, mirrored=mirrored)

@@ -25,7 +25,7 @@ from lastiterate.privacy.losses.gaussian_mixture import (
     binomial_points,
     falling_root,
 )
-from lastiterate.privacy.losses.step_loss import BEND, RISE, TURN, Loss, Nodes, log_panel_errors, panel_ellipses
+from lastiterate.privacy.losses.step_loss import BEND, RISE, TURN, Nodes, WindowLoss, log_panel_errors, panel_ellipses
 from lastiterate.privacy.mixtures.fourier import Contour, Cumulant, Unreliable, contour
 from lastiterate.privacy.mixtures.kernels import rounded, small_support
 from lastiterate.privacy.mixtures.law import Law
@@ -36,7 +36,7 @@ _TO_ZERO = 0.5 * math.pi  # distance of a bend from the singularities of the los
 
 
 @dataclass(frozen=True, eq=False)
-class MixtureLoss(Loss):
+class MixtureLoss(WindowLoss):
     """The loss of a mixture. ``remove``, ``log_left_out`` and ``cap`` are as in `StepLoss`."""
 
     mixture: Mixture
@@ -59,6 +59,13 @@ class MixtureLoss(Loss):
             return 2.0 * np.abs(x) * local.slope + local.curvature + local.slope**2 + probabilities
 
         return one(x) + one(-x) if self.mirrored else one(x)
+
+    @cached_property
+    def window(self) -> tuple[float, float]:
+        low, high = super().window
+        if not self.mirrored or self.remove:
+            return low, high
+        return -self.mixture.far(self.log_left_out - math.log(4.0)), -low  # that of P over Q, reflected at 0
 
     @property
     def steepest(self) -> float:

@@ -43,14 +43,60 @@ class Nodes:
 
 
 class Loss(ABC):
-    """The loss L(x), increasing in x, of a step or of a block of steps on a window of x.
+    """The loss of a step or of a block of steps: nodes for integrals of exp(s L), and what they leave out.
 
-    P is the distribution with the canary, Q without it. x is drawn from Q. If ``mirrored``, Q has other examples
+    P is the distribution with the canary, Q without it. Nodes are drawn from Q. If ``mirrored``, Q has other examples
     instead of the canaries, with opposite gradients.
     """
 
-    log_left_out: float
     mirrored: bool = False
+
+    @property
+    @abstractmethod
+    def last(self) -> float: ...  # the largest x of the nodes
+    @property
+    @abstractmethod
+    def largest(self) -> float: ...  # the largest loss that is not left out
+    @property
+    @abstractmethod
+    def is_capped(self) -> bool: ...  # True if the window ends at the cap, not at a negligible probability
+    @property
+    @abstractmethod
+    def above(self) -> tuple[float, float]: ...  # probability above the cap: under Q, and under P minus under Q
+    @property
+    @abstractmethod
+    def outside(self) -> tuple[float, float]: ...  # probability outside of the nodes, under P and under Q
+    @property
+    @abstractmethod
+    def left_out(self) -> float: ...  # the neglected probability: under P for P over Q, under Q for Q over P
+
+    @abstractmethod
+    def moved_at(self, nodes: Nodes) -> FloatArray:
+        """Return the error of the loss at each node, in ulps, due to rounding of x and its factors."""
+
+    @abstractmethod
+    def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
+        """Return the log of a bound on the error of quadrature of exp(s L), with Im s up to ``frequency``."""
+
+    @abstractmethod
+    def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
+        """Return nodes for integrals of exp(s L) with Re s = ``order`` and Im s up to ``frequency``."""
+
+    def roughly(self, size: float) -> Nodes:
+        """Return nodes that serve all real orders up to ``size``."""
+        if size not in self._known:
+            self._known[size] = self.nodes(size, 0.0)
+        return self._known[size]
+
+    @cached_property
+    def _known(self) -> dict[float, Nodes]:
+        return {}
+
+
+class WindowLoss(Loss):
+    """A loss L(x) that increases in x, on a window of x."""
+
+    log_left_out: float
 
     @abstractmethod
     def loss(self, x: FloatArray) -> FloatArray: ...
@@ -65,15 +111,6 @@ class Loss(ABC):
     @property
     @abstractmethod
     def _at_cap(self) -> float: ...  # the x at which the loss equals the cap
-    @property
-    @abstractmethod
-    def above(self) -> tuple[float, float]: ...  # probability above the window: under Q, and under P minus under Q
-    @property
-    @abstractmethod
-    def outside(self) -> tuple[float, float]: ...  # probability outside of the window, under P and under Q
-    @property
-    @abstractmethod
-    def left_out(self) -> float: ...  # the neglected probability: under P for P over Q, under Q for Q over P
 
     @cached_property
     def window(self) -> tuple[float, float]:
@@ -81,13 +118,19 @@ class Loss(ABC):
         return float(ndtri_exp(self.log_left_out - math.log(2.0))), min(self._far, self._at_cap)
 
     @property
+    def last(self) -> float:
+        return self.window[1]
+
+    @property
+    def largest(self) -> float:
+        return float(self.loss(np.asarray(self.window[1])))
+
+    @property
     def is_capped(self) -> bool:
-        """True if the window ends at the cap, not at a negligible probability."""
         return self._at_cap < self._far
 
-    @abstractmethod
-    def log_error(self, nodes: Nodes, order: float, frequency: float) -> float:
-        """Return the log of a bound on the error of quadrature of exp(s L), with Im s up to ``frequency``."""
+    def moved_at(self, nodes: Nodes) -> FloatArray:
+        return self.moved(nodes.x)
 
     @abstractmethod
     def _places(self, size: float) -> tuple[FloatArray, FloatArray]:
@@ -98,7 +141,6 @@ class Loss(ABC):
         return 0.0
 
     def nodes(self, order: float, frequency: float, fineness: float = 1.0) -> Nodes:
-        """Return nodes for integrals of exp(s L) with Re s = ``order`` and Im s up to ``frequency``."""
         if not (self.steepest < _LARGEST_SLOPE and abs(order) < _LARGEST_ORDER):
             raise Unreliable
         at, place = self._places(math.hypot(order, frequency))
@@ -112,19 +154,9 @@ class Loss(ABC):
         weight = (np.log(half)[:, None] + _LOG_WEIGHTS).ravel()
         return Nodes(x, self.loss(x), weight - 0.5 * x * x - HALF_LOG_TAU + self.log_density(x), ends)
 
-    def roughly(self, size: float) -> Nodes:
-        """Return nodes that serve all real orders up to ``size``."""
-        if size not in self._known:
-            self._known[size] = self.nodes(size, 0.0)
-        return self._known[size]
-
-    @cached_property
-    def _known(self) -> dict[float, Nodes]:
-        return {}
-
 
 @dataclass(frozen=True, eq=False)
-class StepLoss(Loss):
+class StepLoss(WindowLoss):
     """The loss of one step on a window of x with all but exp(``log_left_out``) of the probability.
 
     The probability is that of the mixture if ``remove``, otherwise of N(0, 1). Losses above ``cap`` are outside of the

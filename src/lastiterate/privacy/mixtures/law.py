@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import betainc
 
 from lastiterate.features import (
     COMBINATIONS,
@@ -28,6 +29,7 @@ from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
 
 if TYPE_CHECKING:
     from lastiterate.common.types import FloatArray, IntArray
+    from lastiterate.common.validation import PerStep
     from lastiterate.run import DPSGD
 
 
@@ -156,10 +158,11 @@ def _independent(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """Return the law if batches are drawn anew at each step: a Bernoulli(q_t) term for each step and example."""
     if run.min_separation > 1:
         return _in_turns(run, weights, noise)
-    if weights.ndim == 0 and np.ndim(run.sample_rate) == 0 and 0.0 < run.sample_rate < 1.0:
+    rate = participation_rate(run)
+    if weights.ndim == 0 and np.ndim(rate) == 0 and 0.0 < rate < 1.0:
         one = np.ones(1)
-        return Law(noise, 0.0, one * run.steps * run.group_size, one * run.sample_rate, one * weights)
-    rates, values, counts = distinct(np.asarray(run.sample_rate), weights, run.steps)
+        return Law(noise, 0.0, one * run.steps * run.group_size, one * rate, one * weights)
+    rates, values, counts = distinct(np.asarray(rate), weights, run.steps)
     counts = counts * run.group_size
     matters = (rates > 0.0) & (values != 0.0)
     certain = matters & (rates == 1.0)
@@ -222,6 +225,30 @@ def distinct(first: FloatArray, second: FloatArray, steps: int) -> tuple[FloatAr
 def _sums_of_groups(groups: IntArray, values: FloatArray) -> FloatArray:
     sums: FloatArray = np.bincount(groups, weights=values).astype(np.float64, copy=False)
     return sums
+
+
+def participation_rate(run: DPSGD) -> PerStep:
+    """Return the probability that the canary is used in a step. Truncation drops some of the drawn examples."""
+    if run.sampling != "truncated-poisson":
+        return run.sample_rate
+    full, full_rate = full_batches(run)
+    return float(run.sample_rate) * (1.0 - full) + full * full_rate
+
+
+def full_batches(run: DPSGD) -> tuple[float, float]:
+    """Return the probability that the other examples fill a batch, and that the canary is then in this batch.
+
+    The first is P(J >= B) for J ~ Binomial(n - 1, q). The second is q E(B / (J + 1) | J >= B). Since C(n - 1, j) / (j +
+    1) = C(n, j + 1) / n, their product is B / n P(Binomial(n, q) > B).
+    """
+    size, most, rate = run.dataset_size, run.max_batch_size, float(run.sample_rate)
+    assert size is not None
+    assert most is not None
+    if size == most:
+        return 0.0, 0.0
+    full = float(betainc(most, size - most, rate))
+    together = most / size * float(betainc(most + 1, size - most, rate))
+    return full, min(together / full, rate) if full > 0.0 else 0.0
 
 
 def epoch_length(run: DPSGD) -> int:

@@ -17,8 +17,8 @@ function vega() {
 
 // What specifications of Python say in dark colours, in the colours of a dark page.
 const IN_THE_DARK = {
-  "#0072b2": "#56b4e9", "#d55e00": "#f08a48", "#009e73": "#3cc79c", "#cc79a7": "#e0a3c4", "#8f2f66": "#e0a3c4",
-  "#222222": "#e4e4e4", "#222": "#e4e4e4", "#000": "#f0f0f0", "#333333": "#cfcfcf", "#333": "#cfcfcf", "#444": "#b5b5b5",
+  "#0072b2": "#56b4e9", "#aa3377": "#f07fa8", "#222222": "#e4e4e4", "#222": "#e4e4e4", "#b24502": "#f08a48", "#8c8c8c": "#8c8c8c",
+  "#000": "#f0f0f0", "#333333": "#cfcfcf", "#333": "#cfcfcf", "#444": "#b5b5b5", "#4b5866": "#aab4c0",
   "#777": "#a0a0a0", "#777777": "#a0a0a0", "#e6e6e6": "#383838", "#bbb": "#505050", "white": "#1d1f22", "#fff": "#1d1f22",
 };
 

@@ -21,7 +21,7 @@ export class Comparison {
   recall(pins) {
     this.pins = pins.slice(0, 6);
     for (const pin of this.pins)
-      ask("/api/answer", pin).then((found) => this.answers.set(key(pin), found), (error) => this.answers.set(key(pin), {rows: [], attacks: [], error: error.message})).then(() => this.#show());
+      ask("/api/answer", pin).then((found) => this.answers.set(key(pin), found), (error) => this.answers.set(key(pin), {rows: [], error: this.form.inWords(error.message)})).then(() => this.#show());
   }
 
   update(found) {

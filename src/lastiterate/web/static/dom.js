@@ -26,6 +26,21 @@ export function spellUp(value, digits = 4) {
   return spell(rounded < Number(value) ? rounded + unit : rounded, digits);
 }
 
+// A chance in per cent, rounded up; "100%" only if nothing is ruled out.
+export function percentUp(value) {
+  const percent = 100 * value;
+  return percent > 99.9 ? (percent >= 100 - 1e-9 ? "100%" : "almost 100%") : `${spellUp(percent, 3)}%`;
+}
+
+// Bars in rows: a label, a bar from 0 to 1, and a number, each in its own column.
+export function bars(place, rows) {
+  place.replaceChildren(...rows.map((row) => {
+    const bar = make("div", {className: `bar ${row.kind}`, role: "img", "aria-label": `${row.label} ${row.text}`}, make("div", {}));
+    bar.firstChild.style.width = `${Math.min(100, 100 * row.part)}%`;
+    return make("div", {className: "bar-row", title: row.title ?? ""}, make("span", {className: "label"}, row.label), bar, make("span", {className: "amount"}, row.text));
+  }));
+}
+
 export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
 // An answer, or an error with the server's sentence and the field that it names.

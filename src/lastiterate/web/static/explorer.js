@@ -2,7 +2,7 @@
 
 import {Chart} from "/static/charts.js";
 import {Comparison} from "/static/compare.js";
-import {ask, byId, isAborted, isDark, make, spell, spellUp} from "/static/dom.js";
+import {ask, bars, byId, isAborted, isDark, make, percentUp, spell, spellUp} from "/static/dom.js";
 import {Form} from "/static/form.js";
 import {overBatches, overNoise, overRates, overSteps} from "/static/pictures.js";
 
@@ -17,9 +17,11 @@ let version = 0; // of what is asked
 let flying = null; // the quick question under way
 const shown = {answer: 0, quick: 0, slow: 0, convex: 0};
 let lines = {quick: null, slow: null, convex: null};
+let baseline = 0.1; // chance of an attacker without the model
+const ERROR = 1e-6; // above the largest numerical error of a risk
 let current = null; // the newest answer
 
-const form = new Form(description, byId("fields"), changed);
+const form = new Form(description, byId("fields"), byId("advanced-fields"), changed);
 const comparison = new Comparison(form, () => { remember(); });
 const charts = {
   steps: new Chart(byId("picture-steps"), (dark) => overSteps(looks, labels(), byId("delta").value)(dark)),
@@ -74,25 +76,27 @@ async function askAlso(name, path, texts, use, refuse = () => {}) {
 function askTheRest(asked) {
   const texts = form.asked();
   byId("slow").textContent = "";
-  askAlso("quick", "/api/lines/quick", texts, (found) => { lines.quick = found; shown.quick = asked; draw(); });
+  askAlso("quick", "/api/lines/quick", texts, (found) => { lines.quick = found; shown.quick = asked; risks(); draw(); });
   if (current.rows.some((row) => row.analysis === "convex" && row.epsilon !== null))
     askAlso("convex", "/api/lines/convex", texts, (found) => { lines.convex = found; shown.convex = asked; draw(); });
   const waiting = setTimeout(() => { byId("slow").textContent = "The guarantee's lines take a little longer…"; }, 400);
   askAlso("slow", "/api/lines/slow", texts, (found) => {
     lines.slow = found;
     shown.slow = asked;
-    attacks();
+    risks();
     draw();
   }, (error) => { byId("slow").textContent = error.message; }).finally(() => {
     clearTimeout(waiting);
     if (shown.slow === version) byId("slow").textContent = "";
   });
+  byId("samplings").classList.add("stale");
+  askAlso("sampling", "/api/lines/sampling", texts, samplings, (error) => byId("samplings").replaceChildren(make("p", {className: "soft"}, form.inWords(error.message))));
   searchNoise();
   searchPlan();
   const place = byId("sentence");
   place.classList.add("stale");
   askAlso("sentence", "/api/sentence", texts, (found) => { place.textContent = found.sentence; place.classList.remove("stale"); },
-    (error) => { place.textContent = error.message; });
+    (error) => { place.textContent = form.inWords(error.message); });
 }
 
 // --- showing
@@ -104,8 +108,11 @@ function show(found, asked) {
   byId("trouble").hidden = true;
   byId("answer").classList.remove("stale");
   byId("words").textContent = found.words;
-  byId("tiles").replaceChildren(...found.rows.map(tile));
-  attacks();
+  byId("tiles").replaceChildren(...found.numbers.map((each) => tile(each, found)));
+  byId("answer-title").textContent = `Epsilon at delta ${byId("delta").value.trim()}`;
+  byId("advice").textContent = found.advice;
+  byId("analyses-table").replaceChildren(analysesTable(found.rows));
+  risks();
   byId("command").textContent = found.command;
   byId("python").textContent = found.python;
   byId("legend").replaceChildren(...found.rows.filter((row) => row.epsilon !== null).map((row) => make("li", {}, sample(row.label), row.label)));
@@ -117,25 +124,61 @@ function show(found, asked) {
 function complain(error, asked) {
   shown.answer = asked;
   byId("answer").classList.add("stale");
-  const beside = form.complain(error.field, error.message);
-  byId("trouble").textContent = error.message;
+  const sentence = form.inWords(error.message);
+  const beside = form.complain(error.field, sentence);
+  byId("trouble").textContent = sentence;
   byId("trouble").hidden = beside;
   document.body.dataset.version = String(asked);
 }
 
-// What the best attack can do: as predicted at once, at most when that has been computed.
-function attacks() {
-  const isNew = shown.slow === shown.answer;
-  const item = (each, stale) => make("li", {className: stale ? "stale" : ""}, badge(each.kind), ` ${each.words}`);
-  byId("attacks").replaceChildren(...current.attacks.map((each) => item(each, false)), ...(lines.slow?.attacks ?? []).map((each) => item(each, !isNew)));
+const badge = (kind) => make("span", {className: `badge ${kind}`}, kind);
+const TITLES = {guarantee: ["Guaranteed", "what you may promise"], prediction: ["Predicted", "what to expect"], found: ["Found", "what an attack showed"]};
+
+function tile(each, found) {
+  const [title, words] = TITLES[each.kind];
+  const value = make("p", {className: "value", title: each.epsilon ?? ""}, each.text);
+  if (each.kind !== "found") value.dataset.analysis = each.kind === "guarantee" ? found.guarantee : "last_iterate";
+  return make("article", {className: `tile ${each.kind}`}, make("h3", {}, title, make("span", {}, ` ${words}`)), value, make("p", {className: "soft"}, each.words));
 }
 
-const badge = (kind) => make("span", {className: `badge ${kind}`}, kind);
+function analysesTable(rows) {
+  const head = ["analysis", "epsilon", "kind", "what it assumes"].map((text) => make("th", {scope: "col"}, text));
+  const body = rows.map((row) => make("tr", {}, make("th", {scope: "row"}, row.title), make("td", {title: row.epsilon ?? ""}, row.text), make("td", {}, badge(row.kind)), make("td", {}, row.words)));
+  return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
+}
 
-function tile(row) {
-  const value = make("p", {className: "value"}, row.epsilon === null ? "none" : row.text);
-  value.dataset.analysis = row.analysis;
-  return make("article", {className: `tile ${row.kind}`}, make("h3", {}, row.title), badge(row.kind), value, make("p", {className: "soft"}, row.words));
+// --- risk: what an attacker gains, from the points of the baselines, which the server computes exactly
+
+const rises = (part, analysis) => new Map((lines[part]?.risks ?? []).filter((each) => each.analysis === analysis).map((each) => [each.baseline, each.risk]));
+
+function risks() {
+  const predicted = rises("quick", "last_iterate"), guaranteed = shown.slow === shown.answer ? rises("slow", current.guarantee) : new Map();
+  const stops = description.baselines;
+  baseline = stops[Number(byId("baseline").value)];
+  byId("baseline-text").textContent = percentUp(baseline);
+  byId("baseline").setAttribute("aria-valuetext", percentUp(baseline));
+  const waiting = shown.slow !== shown.answer ? "…" : "no guarantee";
+  const at = (map, place, words) => (map.has(place) ? percentUp(Math.min(1, map.get(place) + ERROR)) : words);
+  bars(byId("risks"), [
+    {label: "without the model", kind: "baseline", part: baseline, text: percentUp(baseline)},
+    {label: "guaranteed: at most", kind: "guarantee", part: guaranteed.get(baseline) ?? 0, text: at(guaranteed, baseline, waiting)},
+    {label: "predicted: at most", kind: "prediction", part: predicted.get(baseline) ?? 0, text: at(predicted, baseline, "…")},
+  ]);
+  byId("risk-words").textContent = `An attacker who guesses a person's secret with probability ${percentUp(baseline)} from a model trained without that person guesses it with at most ${at(guaranteed, baseline, waiting)} from this one (predicted: at most ${at(predicted, baseline, "…")}).`;
+  byId("members-words").textContent = `An attacker who accepts 1% false alarms finds at most ${at(guaranteed, 0.01, waiting)} of the members (predicted: at most ${at(predicted, 0.01, "…")}).`;
+}
+
+// --- sampling: the same run with batches drawn in other ways
+
+function samplings(found) {
+  const place = byId("samplings");
+  place.classList.remove("stale");
+  const most = Math.max(...found.rows.flatMap((row) => row.numbers.map((each) => each.epsilon ?? 0)), 1e-9);
+  place.replaceChildren(...found.rows.map((row) => {
+    const own = make("div", {});
+    bars(own, row.numbers.map((each) => ({label: each.kind === "guarantee" ? "guaranteed" : "predicted", kind: each.kind, part: (each.epsilon ?? 0) / most, text: each.text, title: each.epsilon ?? each.words})));
+    return make("div", {className: "sampling"}, make("h3", {}, row.sampling, row.is_own ? make("span", {className: "soft"}, " (this run)") : null), own, make("p", {className: "soft"}, row.numbers.length ? `neighbours: ${row.words}` : form.inWords(row.words)));
+  }));
 }
 
 function sample(label) {
@@ -153,7 +196,8 @@ const labels = () => (current ? current.rows.map((row) => row.label) : Object.ke
 
 function draw() {
   const later = ["slow", "convex"].filter((part) => shown[part] === version);
-  const of = (picture) => [...(lines.quick?.[picture] ?? []), ...later.flatMap((part) => lines[part][picture])];
+  const rank = (row) => (row.analysis.startsWith("last iterate (") ? 2 : row.analysis.startsWith("full batch") ? 0 : 1); // the prediction is drawn last: nothing hides it
+  const of = (picture) => [...(lines.quick?.[picture] ?? []), ...later.flatMap((part) => lines[part][picture])].sort((a, b) => rank(a) - rank(b));
   const key = JSON.stringify([labels(), current?.delta]);
   const target = Number(byId("epsilon").value);
   const inSight = of("noise").some((row) => row.epsilon <= target) && of("noise").some((row) => row.epsilon >= target);
@@ -166,7 +210,7 @@ function draw() {
 
 const PICTURE_WORDS = {
   steps: () => `Epsilon over steps. At the end: ${current.rows.map((row) => `${row.label} ${row.text}`).join(", ")}.`,
-  errors: () => `False negatives over false positives of the best attack. ${[...current.attacks, ...(lines.slow?.attacks ?? [])].map((each) => each.words).join(" ")}`,
+  errors: () => `False negatives over false positives of the best attack. ${byId("members-words").textContent}`,
   noise: () => `Epsilon over noise, with a line at noise ${spell(lines.quick?.at)}.`,
 };
 
@@ -177,7 +221,7 @@ function searchNoise() {
   askAlso("noise", "/api/noise", {...form.asked(), ...searching()}, (found) => {
     mark("epsilon", null);
     place.replaceChildren(...found.rows.map(needed));
-  }, (error) => { if (!mark(error.field, error.message)) place.replaceChildren(make("p", {className: "soft"}, error.message)); });
+  }, (error) => { if (!mark(error.field, form.inWords(error.message))) place.replaceChildren(make("p", {className: "soft"}, form.inWords(error.message))); });
 }
 
 function needed(row) {
@@ -185,7 +229,7 @@ function needed(row) {
   const use = make("button", {type: "button", className: "quiet"}, "use it");
   use.addEventListener("click", () => { form.set("noise_multiplier", row.text); changed(); });
   use.setAttribute("aria-label", `use noise ${row.text}`);
-  const but = row.kind === "guarantee" ? "" : row.guaranteed === null ? " Nothing is guaranteed with it." : ` With it the guarantee is epsilon ${spellUp(row.guaranteed)}.`;
+  const but = row.kind === "guarantee" ? "" : row.guaranteed === null ? " Nothing is guaranteed with it." : ` With it the guarantee is epsilon ${spellUp(row.guaranteed, 3)}.`;
   const value = make("strong", {}, row.text);
   value.dataset.needed = row.analysis;
   return make("p", {}, badge(row.kind), " noise ", value, ` by ${row.title}.${but} `, use);
@@ -203,13 +247,13 @@ function searchPlan() {
     byId("plan-title").textContent = `Noise that each batch size needs for epsilon ${spell(found.epsilon)}, in ${spell(found.epochs)} epochs`;
     place.replaceChildren(planTable(found.rows));
     place.classList.remove("stale");
-  }, (error) => { if (!mark(error.field, error.message)) place.replaceChildren(make("p", {className: "soft"}, error.message)); });
+  }, (error) => { if (!mark(error.field, form.inWords(error.message))) place.replaceChildren(make("p", {className: "soft"}, form.inWords(error.message))); });
 }
 
 function planTable(rows) {
   const head = ["batch size", "reached by", "steps", "noise", "guaranteed"].map((text) => make("th", {scope: "col"}, text));
   const body = rows.map((row) => make("tr", {}, make("th", {scope: "row"}, row.batch_size.toLocaleString("en")),
-    make("td", {}, badge(row.kind), ` ${row.label}`), make("td", {}, row.steps.toLocaleString("en")), make("td", {}, row.text ?? "none"), make("td", {}, spellUp(row.guaranteed))));
+    make("td", {}, badge(row.kind), ` ${row.label}`), make("td", {}, row.steps.toLocaleString("en")), make("td", {}, row.text ?? "none"), make("td", {title: row.guaranteed ?? ""}, spellUp(row.guaranteed, 3))));
   return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
 }
 
@@ -236,10 +280,11 @@ function usualSizes() {
 // --- the address, which holds all of it
 
 function remember() {
-  const told = {...form.told(), ...(byId("epsilon").value !== "8" ? {epsilon: byId("epsilon").value} : {}), ...(byId("analysis").value ? {analysis: byId("analysis").value} : {})};
+  const told = {...form.told(), ...(byId("epsilon").value !== "8" ? {epsilon: byId("epsilon").value} : {}), ...(byId("analysis").value ? {analysis: byId("analysis").value} : {}), ...(byId("baseline").value !== "6" ? {baseline: byId("baseline").value} : {})};
   const query = new URLSearchParams(told);
   for (const pin of comparison.pins) query.append("pin", new URLSearchParams(pin).toString());
   history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+  byId("link").textContent = location.origin + location.pathname + (query.size ? `?${query}` : ""); // never a token
 }
 
 function recall() {
@@ -247,13 +292,14 @@ function recall() {
   form.fill(Object.fromEntries(query));
   byId("epsilon").value = query.get("epsilon") ?? "8";
   byId("analysis").value = query.get("analysis") ?? "";
+  byId("baseline").value = query.get("baseline") ?? "6";
   comparison.recall(query.getAll("pin").map((pin) => Object.fromEntries(new URLSearchParams(pin))));
 }
 
 // --- what people press
 
 for (const [index, preset] of description.presets.entries()) byId("preset").append(make("option", {value: String(index)}, preset.title));
-for (const name of ["last-iterate", "composition", "full-batch", "no-amplification", "convex"]) byId("analysis").append(make("option", {value: name}, name.replace("-", " ")));
+for (const name of ["composition", "no-amplification", "convex", "last-iterate", "full-batch"]) byId("analysis").append(make("option", {value: name}, name.replace("-", " ")));
 byId("preset").addEventListener("change", (event) => {
   const chosen = event.target.value;
   if (chosen === "") return;
@@ -263,6 +309,7 @@ byId("preset").addEventListener("change", (event) => {
 });
 byId("run").addEventListener("submit", (event) => event.preventDefault());
 for (const name of ["epsilon", "analysis"]) byId(name).addEventListener("input", () => { remember(); searchNoise(); searchPlan(); if (current) draw(); });
+byId("baseline").addEventListener("input", () => { remember(); if (current) risks(); });
 byId("batch_sizes").addEventListener("input", searchPlan);
 byId("plan").addEventListener("toggle", () => { byId("batch_sizes").value ||= usualSizes(); searchPlan(); });
 byId("pin").addEventListener("click", () => { comparison.pin(); remember(); });
@@ -280,5 +327,6 @@ for (const button of document.querySelectorAll("[data-copies]"))
 addEventListener("popstate", () => { recall(); version += 1; update(); });
 
 recall();
+remember();
 version += 1;
 update();

@@ -5,14 +5,22 @@ import {byId, make} from "/static/dom.js";
 const NOTCHES = 400;
 
 export class Form {
-  constructor(description, place, changed) {
+  constructor(description, place, advanced, changed) {
     this.fields = description.fields;
     this.changed = changed;
     for (const group of description.groups) {
       const own = this.fields.filter((field) => field.group === group.name);
-      place.append(make("fieldset", {}, make("legend", {}, group.title), ...own.map((field) => this.#row(field))));
+      (group.is_advanced ? advanced : place).append(make("fieldset", {}, make("legend", {}, group.title), ...own.map((field) => this.#row(field))));
     }
+    this.advanced = this.fields.filter((field) => description.groups.find((group) => group.name === field.group).is_advanced);
     this.fill({});
+  }
+
+  // A sentence of the command line, with the labels of the form in place of options.
+  inWords(sentence) {
+    let text = sentence;
+    for (const {name, label} of this.fields) text = text.replaceAll(new RegExp(`--${name.replaceAll("_", "-")}\\b|\\b${name}\\b`, "g"), label);
+    return text.replaceAll(/--([a-z-]+)/g, (_, name) => name.replaceAll("-", " "));
   }
 
   // All texts, also those that do not count at the moment: so the address keeps them.
@@ -38,6 +46,7 @@ export class Form {
       this.#slide(field);
     }
     this.#unfold();
+    if (this.advanced.some((field) => byId(field.name).value !== field.usual)) byId("advanced").open = true;
   }
 
   set(name, text) {
@@ -50,6 +59,7 @@ export class Form {
     const known = name && byId(`${name}-error`);
     if (!known) return false;
     byId(name).setAttribute("aria-invalid", "true");
+    if (this.advanced.some((field) => field.name === name)) byId("advanced").open = true;
     known.textContent = sentence;
     known.hidden = false;
     return true;

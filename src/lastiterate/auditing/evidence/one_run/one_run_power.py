@@ -19,7 +19,7 @@ from lastiterate.auditing.evidence.one_run.guesses import FEWEST, bound_by_count
 from lastiterate.auditing.evidence.score_signal import guarantee_of, score_below
 from lastiterate.common.search import first_integer
 from lastiterate.common.types import FloatArray
-from lastiterate.common.validation import integer, number, told
+from lastiterate.common.validation import integer, number
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
@@ -79,27 +79,25 @@ class OneRunPlan:
         error = 1.0 - self.confidence
         return bound_by_counts(method, self.canaries, self.guesses, right, self.delta, error, self.run).epsilon
 
-    def chance_to_refute(self, claim: DPSGD | float, method: str | None = None) -> float:
+    def chance_to_refute(self, claim: DPSGD | float) -> float:
         """Return the probability that the audit refutes a claim. The claim is a run with its noise, or an epsilon.
 
-        If ``method`` is None, a run is tested by the curve of its guarantee, and an epsilon without assumptions.
+        A run is tested by the curve of its guarantee, an epsilon without assumptions.
         """
-        if (right := self.right_to_refute(claim, method)) is None:
+        if (right := self.right_to_refute(claim)) is None:
             return 0.0
         return float(bdtrc(right - 1, self.guesses, self.accuracy))
 
-    def right_to_refute(self, claim: DPSGD | float, method: str | None = None) -> int | None:
+    def right_to_refute(self, claim: DPSGD | float) -> int | None:
         """Return the smallest number of right guesses that refutes a claim, or None if no number does."""
         error = 1.0 - self.confidence
         if isinstance(claim, DPSGD):
-            allowed = allowed_by(claim, method)
+            allowed = allowed_by(claim)
 
             def refuted(right: int) -> bool:
                 return slack(allowed, self.canaries, self.guesses, right, error) < 0.0
         else:
             epsilon = number("claim", claim, 0.0)
-            if method not in (None, "one-run"):
-                raise ValueError(f"method must be 'one-run' if the claim is an epsilon, got {told(method)}")
 
             def refuted(right: int) -> bool:
                 return p_value(self.canaries, self.guesses, right, epsilon, self.delta) < error
@@ -108,17 +106,9 @@ class OneRunPlan:
 
 
 @lru_cache(maxsize=64)
-def allowed_by(run: DPSGD, method: str | None = None) -> LeastWrong:
-    """Return the bound on wrong guesses by the curve of a run's guarantee, or by the analysis of a one-run method."""
-    analysis = guarantee_of(run)
-    if method is not None:
-        family = METHODS[method].family if method in METHODS else None
-        if family is None:
-            raise ValueError(
-                f"method must assume a family of the run, or be None for its guarantee, got {told(method)}"
-            )
-        analysis = family.curve
-    curve = analysis(run)
+def allowed_by(run: DPSGD) -> LeastWrong:
+    """Return the bound on wrong guesses by the curve of a run's guarantee."""
+    curve = guarantee_of(run)(run)
     return lines_of(curve, nodes_of(curve.analysis))
 
 
