@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def risk_chart(run: DPSGD, track: Track = iter) -> alt.LayerChart:
         at = np.linspace(0.0, 1.0, _RATES[name]) ** 3  # dense near 0, where the curves are steep
         risks = ANALYSES[name].curve(run).risk(at).tolist()
         rows += [{"analysis": ANALYSES[name].label, "baseline": x, "risk": y} for x, y in zip(at, risks, strict=True)]
-    axis = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format="%", tickCount=6)}
+    axis: dict[str, Any] = {"scale": alt.Scale(domain=[0, 1]), "axis": alt.Axis(format="%", tickCount=6)}
     x = alt.X("baseline:Q", title="success against a model trained without the person", **axis)
     y = alt.Y("risk:Q", title="largest success against the released model", **axis)
     ends = [{"baseline": 0.0, "risk": 0.0}, {"baseline": 1.0, "risk": 1.0}]
