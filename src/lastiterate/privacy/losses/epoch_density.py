@@ -165,13 +165,15 @@ def _part(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: float
     sums = np.bincount(rows, (np.exp(logs - top[rows, None]) * weight[panels]).sum(axis=1), w.size).astype(np.float64)
     sums[near] += (np.exp(logs_near - top[near, None]) * (half * _NEAR_WEIGHTS)).sum(axis=1)
     with np.errstate(divide="ignore"):
-        return np.maximum(top + np.log(sums), _NOTHING)
+        found: FloatArray = np.maximum(top + np.log(sums), _NOTHING)
+    return found
 
 
 def _combined(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: float) -> FloatArray:
     if first is second:
         return _part(first, first, w) + math.log(2.0)
-    return np.logaddexp(_part(first, second, w, 1.0 / ratio), _part(second, first, w, ratio))
+    found: FloatArray = np.logaddexp(_part(first, second, w, 1.0 / ratio), _part(second, first, w, ratio))
+    return found
 
 
 def _ends(slope: float, terms: int, scores: FloatArray) -> FloatArray:
