@@ -251,7 +251,8 @@ def _needed(density: EpochDensity) -> FloatArray:
     lows, highs = density.ends[:-2:2], density.ends[2::2]
     w = 0.5 * (lows + highs)[:, None] + 0.5 * (highs - lows)[:, None] * _CHEBYSHEV
     last = np.abs(density(w) @ _TO_COEFFICIENTS[-_LAST:].T).max(axis=1)
-    return np.delete(density.scores, 2 * np.flatnonzero(last < 0.1 * _VANISHED) + 1)
+    found: FloatArray = np.delete(density.scores, 2 * np.flatnonzero(last < 0.1 * _VANISHED) + 1)
+    return found
 
 
 def _corrected(density: EpochDensity, slope: float) -> EpochDensity:
