@@ -189,7 +189,8 @@ def _ends(slope: float, terms: int, scores: FloatArray) -> FloatArray:
     x = -ndtri_exp(log_ndtr(-above) - math.log(terms))
     above = np.maximum(width * above - 0.5 * width * width, np.log1p(np.expm1(slope * x - half_square) / terms))
     low = max(-10.0 * width - 0.5 * width * width, -10.0 * slope / math.sqrt(terms) - half_square)
-    return above[:-1] + np.minimum(scores, 0.0) * (0.1 * (above[-1] - low))
+    found: FloatArray = above[:-1] + np.minimum(scores, 0.0) * (0.1 * (above[-1] - low))
+    return found
 
 
 def _width(slope: float, terms: int) -> float:
