@@ -301,9 +301,11 @@ class _Check:
             return not_finite_row()
         # Curvature takes any share of an effect, but hardly more than the rest of the stated one.
         effect = setting.allowances.curvature * float(np.abs(declared.prefix(length).weights).min())
-        if effect * declared.run.clip_norm <= setting.allowances.rounding * setting.trainings.floor(length):
+        row = participation_rows.epoch_row(setting, found.taken, length)
+        is_hidden = effect * declared.run.clip_norm <= setting.allowances.rounding * setting.trainings.floor(length)
+        if is_hidden and not (row.status == "fault" and found.taken.all()):  # rounding hides canaries, but makes none
             return not_checked(participation_rows.SPREAD, "rounding hides the canary")
-        return participation_rows.epoch_row(setting, found.taken, length)
+        return row
 
     def _one_step_noise(self, ones: Effects) -> list[Row]:
         """Return the rows of the noise of one step, and of its growth in three."""
