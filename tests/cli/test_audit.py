@@ -81,7 +81,7 @@ def test_people_get_at_most_twelve_lines_in_the_order_of_every_screen(cli, here,
     starts = [next(i for i, line in enumerate(lines) if line.startswith(each)) for each in order]
     assert starts == sorted(starts)
     details = " ".join(cli(f"report runs/x.sqlite --details {claim}").stdout.split())
-    assert "composition family" in details
+    assert "composition" in details
     assert "lower bounds" in details
     fields = cli(f"report runs/x.sqlite --json {claim}").stdout
     assert [json.loads(fields)[key] for key in ("name", "owner")] == ["my audit", "me"]
