@@ -22,7 +22,7 @@ def main(wheel: str) -> None:
         def told(*words: str, status: int = 0) -> str:
             done = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, check=False)
             assert done.returncode == status, f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}"
-            return done.stdout + done.stderr
+            return done.stderr if status else done.stdout
 
         subprocess.run([*install, wheel], check=True)
         assert json.loads(told("epsilon", *RUN, "--delta", "1e-5", "--json"))["last_iterate"] > 0.0

@@ -25,7 +25,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # csv has no lexer
 
 # Notebooks are executed by the build. A notebook that has not changed is taken from the cache.
 nb_execution_mode = "cache"
-nb_execution_timeout = 180
+nb_execution_timeout = 900  # a busy machine; idle, each notebook takes less than a minute
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 

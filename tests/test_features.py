@@ -78,6 +78,10 @@ _OTHERS = [
     li.DPSGD(4, 0.1, 1.0, optimizer=li.SGD(0.1, weight_decay=0.1)),
     li.DPSGD(4, 0.1, 1.0, noise_filter=[1.0, -0.5], min_separation=2),
     li.DPSGD(8, 0.25, 1.0, sampling="shuffled", releases=[3]),
+    li.DPSGD(4, 0.25, 1.0, sampling="truncated-poisson", max_batch_size=3, dataset_size=8),
+    li.DPSGD(4, 0.25, [1.0, 2.0, 3.0, 4.0], sampling="balls-in-bins"),
+    li.DPSGD(4, 0.25, 1.0, sampling="balls-in-bins", group_size=2),
+    li.DPSGD(4, 0.25, 1.0, sampling="balls-in-bins", neighbours="replace"),
 ]
 
 

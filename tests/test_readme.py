@@ -105,11 +105,11 @@ def test_python_does_what_the_document_says(document, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if any(b.needs_opacus for b in blocks(name))])
 def test_opacus_does_what_the_document_says(document):
+    namespace: dict[str, Any] = {}
     for block in blocks(document):
         if block.needs_opacus:
-            namespace: dict[str, Any] = {}
             execute(block, namespace)
-            assert len(namespace) > 1
+    assert len(namespace) > 1
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if any(b.commands for b in blocks(name))])
@@ -133,7 +133,9 @@ def test_the_readme_sets_up_with_exactly_the_two_commands_of_ci():
     assert len(shown) == 2
     assert all(command.startswith(SETUP) and command.count("\n") == 1 for command in shown)
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.findall(rf"^\(({re.escape(SETUP)}.*)\)$", script, re.MULTILINE) == [text.strip() for text in shown]
+    first, tests = (text.strip() for text in shown)
+    assert f"({first})" in script
+    assert all(part in script for part in tests.split(" && "))
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "CHANGELOG.md"])

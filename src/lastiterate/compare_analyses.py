@@ -16,11 +16,12 @@ from lastiterate.common.types import Fields, Track
 from lastiterate.common.validation import function, instance, one_of
 from lastiterate.formatting import spell_up
 from lastiterate.optimizer import APPROXIMATION
+from lastiterate.privacy.curve import Target
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
 if TYPE_CHECKING:
-    from lastiterate.privacy.curve import PrivacyCurve, Target
+    from lastiterate.privacy.curve import PrivacyCurve
 
 Curves: TypeAlias = "Mapping[str, Callable[[DPSGD], PrivacyCurve]]"  # analyses that need more than the run
 QUICK_STEPS = 1000
@@ -85,7 +86,7 @@ def ask_all(
 
 def instead_of_shuffling(run: DPSGD) -> DPSGD | None:
     """Return the run with balls in bins instead of shuffled batches, or None if it has other sampling."""
-    if run.sampling != "shuffled" or run.noise_filter is not None or run.batches_per_epoch is None:
+    if require_run(run).sampling != "shuffled" or run.noise_filter is not None or run.batches_per_epoch is None:
         return None
     return run.replace(sampling="balls-in-bins", sample_rate=1.0 / run.batches_per_epoch)
 
@@ -116,6 +117,7 @@ def noise_rows(
         one_of("names", name, ANALYSES)
     for run in instance("runs", runs, dict, "runs by their keys").values():
         require_run(run)
+    instance("target", target, Target, "a lastiterate.privacy.curve.Target")
     if not names or not runs:
         raise ValueError("names and runs must not be empty: give at least one analysis and one run")
     curves = require_curves(curves)

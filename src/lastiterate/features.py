@@ -261,7 +261,9 @@ class Support:
             if feature not in self.features and (found := feature.of(run)) is not None:
                 allowed, got = found
                 if feature in _OF_SAMPLING:
-                    allowed = " or ".join(repr(name) for each, name in _OF_SAMPLING.items() if each in self.features)
+                    # Truncated Poisson sampling is a kind of Poisson sampling, and is not suggested.
+                    names = {each: name for each, name in _OF_SAMPLING.items() if each is not TRUNCATED}
+                    allowed = " or ".join(repr(name) for each, name in names.items() if each in self.features)
                     allowed = f"'poisson' or 'full'{f' or {allowed}' if allowed else ''}"
                 reason = self.why.get(feature, feature.advice)
                 sentence = f"must be {allowed} for {self.who}, got {got}{f': {reason}' if reason else ''}"

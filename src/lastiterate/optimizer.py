@@ -109,6 +109,7 @@ class SGD(ByFields):
 
     def for_sums(self, size: float) -> SGD:
         """Return the optimizer that treats sums of ``size`` gradients as this one treats their means."""
+        size = number("size", size, 0.0, open_low=True)
         return replace(self, learning_rate=self.learning_rate / size, weight_decay=self.weight_decay * size)
 
     def weights(self, steps: int) -> PerStep:
@@ -242,6 +243,7 @@ class Adam(ByFields):
 
     def for_sums(self, size: float) -> Adam:
         """Return the optimizer that treats sums of ``size`` gradients as this one treats their means."""
+        size = number("size", size, 0.0, open_low=True)
         decay = self.weight_decay * (1.0 if self.decoupled else size)
         return replace(self, eps=self.eps * size, weight_decay=decay)
 

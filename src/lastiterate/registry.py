@@ -187,6 +187,8 @@ PROMISES = {  # meanings of the guarantees, for people
 def expected_of(run: DPSGD) -> str:
     """Return the meaning of the prediction, for people."""
     released = "the final model" if run.release_count == 1 else f"the {run.release_count:,} released models"
+    if run.prediction == APPROXIMATION:  # first, as long lines are cut
+        return f"{kind_of_prediction(run)}, no promise; from {released} alone"
     return f"from {released} alone; {kind_of_prediction(run)}, no promise"
 
 

@@ -21,6 +21,10 @@ RUNS = {
         40, 0.1, np.linspace(1.0, 2.0, 40), optimizer=li.SGD(0.3, momentum=0.5), noise_filter=[1.0, -0.5, -0.125, 0.3]
     ),
     "shuffled": li.DPSGD(25, 0.1, 1.0, sampling="shuffled", optimizer=li.SGD(0.1, momentum=0.9)),
+    "balls in bins": li.DPSGD(25, 0.1, 0.5, sampling="balls-in-bins", optimizer=li.SGD(0.1, momentum=0.5)),
+    "truncated": li.DPSGD(
+        *(12, 0.25, 0.5, "truncated-poisson"), max_batch_size=5, dataset_size=16, optimizer=li.SGD(0.1, momentum=0.5)
+    ),
 }
 
 

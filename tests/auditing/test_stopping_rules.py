@@ -72,7 +72,7 @@ def test_models_behind_one_that_is_missing_do_not_count(tmp_path):
     from lastiterate.auditing.run_audit import _open
 
     experiment = experiment_on(problem, Given(run, attack, 10, 0, None, "", open_ended=True))
-    with _open(store, experiment) as kept:
+    with _open(store, experiment, {}) as kept:
         for model, world in ((5, True), (5, False), (3, True)):
             kept.add(ScoredTrials.of([model], [world], [0.0], seconds=0.0))
         evidence = evidence_in(kept)

@@ -37,7 +37,7 @@ def test_noise_and_initial_values_are_what_training_leaves_of_them(optimizer):
 @pytest.mark.parametrize("optimizer", [li.SGD(0.5), li.SGD(0.5, momentum=0.9)])
 def test_total_weights_have_the_mean_of_the_declared_rate(sampling, optimizer):
     declared = Declared(li.DPSGD(10, 0.2, 1.0, sampling=sampling, optimizer=optimizer))
-    drawn = declared.total_weights(np.random.default_rng(0), (20_000,))
+    drawn = declared.total_weights(np.random.default_rng(0), 20_000)
     assert drawn.mean() == pytest.approx(float(declared.weights @ declared.rates), rel=0.03)
     if sampling == "shuffled" and not optimizer.momentum:
         assert np.all(drawn == 1.0)  # twice a weight of a half

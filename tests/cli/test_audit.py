@@ -80,7 +80,7 @@ def test_people_get_at_most_twelve_lines_in_the_order_of_every_screen(cli, here,
     ]
     starts = [next(i for i, line in enumerate(lines) if line.startswith(each)) for each in order]
     assert starts == sorted(starts)
-    details = cli(f"report runs/x.sqlite --details {claim}").stdout
+    details = " ".join(cli(f"report runs/x.sqlite --details {claim}").stdout.split())
     assert "composition family" in details
     assert "lower bounds" in details
     fields = cli(f"report runs/x.sqlite --json {claim}").stdout
@@ -221,3 +221,20 @@ def test_a_class_or_an_instance_of_a_file_attacks(cli, mine, name):
     fields = json.loads(cli(f"{ATTACK_SMALL} --attack mine.py:{name} --json").stdout)
     assert fields["attack"] == "my own attack"
     assert len(fields["estimates"]) == 4
+
+
+def test_an_audit_trains_with_adam_reports_its_second_moment_and_keeps_it(cli, tmp_path):
+    words = "approximation of a heuristic"
+    store = tmp_path / "adam.sqlite"
+    run = "--steps 5 --sample-rate .1 --noise-multiplier 1 --optimizer adamw --learning-rate .01"
+    audit = f"audit --model logistic {run} --models 8 --method gdp --store {store}"
+    found = cli.json(audit)
+    assert found["optimizer"]["name"] == "adamw"
+    assert found["prediction"] == f"an {words}"
+    assert 0.0 < found["second_moment"]["noise_share"] < 1.1
+    assert any("Adam's second moment" in caveat for caveat in found["caveats"])
+    again = cli.json(f"report {store} --method gdp")
+    assert again["second_moment"] == found["second_moment"]
+    assert again["optimizer"] == found["optimizer"]
+    assert words in " ".join(cli(f"report {store} --method gdp").output.split())
+    assert json.dumps(again)

@@ -42,7 +42,7 @@ def test_an_audit_needs_no_network_and_its_report_shows_perplexity(cli, tiny_lla
     assert found["accuracy"] is None
     assert "36 dialogues" in found["data"]
     assert cli.json(asked)["empirical"] == found["empirical"]  # from the store
-    shown = cli(f"report {tmp_path / 'a.sqlite'} --method clopper-pearson --output {tmp_path / 'page'}")
+    shown = cli(f"report {tmp_path / 'a.sqlite'} --details --method clopper-pearson --output {tmp_path / 'page'}")
     assert "Perplexity of the models on held-out text" in shown.stdout
     page = (tmp_path / "page" / "a-report.html").read_text(encoding="utf-8")
     assert "perplexity on held-out text" in page

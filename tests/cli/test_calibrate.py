@@ -1,7 +1,5 @@
 """Targets of ``calibrate`` and ``plan`` on the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 

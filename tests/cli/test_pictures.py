@@ -46,7 +46,7 @@ FULL_DISK = "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
     ],
 )
 def test_a_picture_that_fails_is_one_sentence_after_the_table(tmp_path, options, reason):
-    assert "last iterate (heuristic)" in failed(tmp_path, f"{RUN} --plot a.png", reason, **options)
+    assert "predicted   epsilon" in failed(tmp_path, f"{RUN} --plot a.png", reason, **options)
 
 
 def test_a_process_that_draws_and_is_killed_is_one_sentence(tmp_path):
@@ -67,6 +67,6 @@ def test_a_process_that_draws_and_is_killed_is_one_sentence(tmp_path):
     os.kill(int(began.read_text()), signal.SIGKILL)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 3
-    assert "last iterate (heuristic)" in output
+    assert "predicted   epsilon" in output
     assert "ended by SIGKILL" in errors
     assert errors.count("\n") == 1

@@ -26,7 +26,7 @@ def test_a_table_for_each_analysis_has_a_row_for_each_batch_size_and_the_heurist
     for table in (first, second):
         assert [row[0] for row in table] == ["256", "512", "4,096"]
     assert result.stdout.index("by composition (standard)") < result.stdout.index("by last iterate (heuristic)")
-    assert [row[4] for row in second] == [row[5] for row in first] == ["6"] * 3
+    assert [row[5] for row in second] == [row[4] for row in first] == ["6"] * 3
     assert "it predicts, it does not guarantee" in " ".join(result.stdout.split())
     assert "the guarantee is epsilon 6.5388 to 37.734." in " ".join(result.stdout.split())
 

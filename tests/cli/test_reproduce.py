@@ -1,6 +1,6 @@
 from lastiterate.paper.reproduce import figure1, figure2
 
-KEYS = ["panel", "steps", "sample_rate", "noise_multiplier", "last_iterate", "composition", "full_batch"]
+KEYS = ["panel", "steps", "sample_rate", "noise_multiplier", "composition", "last_iterate", "full_batch"]
 
 
 def test_json_holds_every_row_and_draws_nothing(cli, tmp_path, monkeypatch):

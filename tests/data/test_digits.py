@@ -1,5 +1,7 @@
 """The embedded data set is real, and split the same way everywhere."""
 
+import hashlib
+
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -22,3 +24,10 @@ def test_a_fifth_is_for_testing_with_every_class_in_proportion():
     assert (data.name, data.classes, data.x_train.max()) == ("digits", 10, 1.0)
     train, test = np.bincount(data.y_train), np.bincount(data.y_test)
     assert np.abs(test - (train + test) * 360 / 1797).max() <= 1
+
+
+def test_the_order_is_shuffled_and_never_changes():
+    data = digits()
+    assert len(np.unique(data.y_train[:30])) == 10
+    labels = np.concatenate([data.y_train, data.y_test]).astype("<i4").tobytes()
+    assert hashlib.sha256(labels).hexdigest()[:16] == "e0823b8962487184"

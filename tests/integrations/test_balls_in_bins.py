@@ -1,10 +1,13 @@
 """Balls in bins with PyTorch's loaders and Opacus: each example once per epoch, and a run that says so."""
 
+import warnings
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import lastiterate as li
+from lastiterate.integrations.opacus import plant
 from tests.integrations.opacus_helpers import engine_of, make_private, model_and_optimizer, train, trains
 
 torch = pytest.importorskip("torch")
@@ -123,3 +126,45 @@ def test_the_accountant_of_opacus_names_the_guarantee_of_balls_in_bins(opacus, d
     train(model, optimizer, loader, 3)
     with pytest.warns(li.HeuristicWarning, match="composition guarantees .* for balls in bins"):
         engine.get_epsilon(1e-5)
+
+
+EXAMPLES, BATCHES, EPOCHS, NOISE = 40, 8, 2, 0.1
+
+
+def score(seed, canary):
+    """Return the last iterate along a planted canary, in units of the noise; other gradients are zero."""
+    import opacus
+
+    torch.manual_seed(seed)
+    model, data = torch.nn.Linear(6, 1), torch.utils.data.TensorDataset(torch.zeros(EXAMPLES, 6))
+    start = model.weight.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        private, optimizer, loader = opacus.PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+            data_loader=li.balls_in_bins_loader(torch.utils.data.DataLoader(data, batch_size=5), seed=seed),
+            noise_multiplier=NOISE,
+            max_grad_norm=1.0,
+            loss_reduction="sum",
+            poisson_sampling=False,
+        )
+        gradient = {"weight": torch.full((1, 6), 5.0), "bias": torch.zeros(1)} if canary else False
+        loader = plant(gradient, private, optimizer, loader)
+        for _ in range(EPOCHS):
+            for (batch,) in loader:
+                optimizer.zero_grad()
+                (0.0 * private(batch).sum()).backward()
+                optimizer.step()
+    moved = (start - model.weight.detach()).sum() / 6.0**0.5
+    return float(moved) / (NOISE * (EPOCHS * BATCHES) ** 0.5)
+
+
+def test_trainings_with_opacus_leak_what_the_heuristic_predicts():
+    """With whole epochs the canary is used exactly twice: scores are normal with variance 1 in both worlds."""
+    run = li.DPSGD(EPOCHS * BATCHES, 1.0 / BATCHES, NOISE, "balls-in-bins")
+    inside, outside = (np.array([score(seed, canary) for seed in range(24)]) for canary in (True, False))
+    assert stats.kstest(outside, "norm").pvalue > 1e-3
+    assert stats.kstest(inside - EPOCHS / (NOISE * (EPOCHS * BATCHES) ** 0.5), "norm").pvalue > 1e-3
+    found = li.estimate(inside, outside, delta=1e-5, method="gdp", run=run)
+    assert 0.0 < found.epsilon < li.composition(run).epsilon(1e-5)

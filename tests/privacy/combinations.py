@@ -74,7 +74,8 @@ def answers(run):
 def documented():
     """The table: letters by row and column."""
     text = (Path(__file__).parents[2] / "docs" / "method.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == 8]
+    tables = [part for part in text.split("\n\n") if part.startswith("| sampling | steps |")]
+    lines = [line for part in tables for line in part.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     header = cells[0][3:]
     return {

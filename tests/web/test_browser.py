@@ -217,7 +217,7 @@ def test_the_keyboard_is_enough(visit):
 def test_pages_fit_and_are_accessible(visit, path, scheme):
     page = visit(path, WIDTHS[0], scheme)
     ready = {"/": "#picture-noise[data-drawn] svg", "/audits": "#rows tr[data-state=finished]"}
-    page.locator(ready.get(path, ".sign" if "summary" in path else "#figure-waterfall svg")).first.wait_for()
+    page.locator(ready.get(path, ".sign" if "summary" in path else "#figure-errors svg")).first.wait_for()
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(300)

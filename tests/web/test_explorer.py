@@ -25,6 +25,7 @@ ODD = {
     "people": {"group_size": "3"},
     "replaced": {"neighbours": "replace"},
     "shuffled": {"sampling": "shuffled"},
+    "balls in bins": {"sampling": "balls-in-bins"},
     "adam": {"optimizer": "adam", "learning_rate": "0.001", "length": "steps", "steps": "200"},
     "adamw": {"optimizer": "adamw", "learning_rate": "0.001", "weight_decay": "0.1", "length": "steps", "steps": "200"},
     "convex": {"convex": "0.99", "length": "steps", "steps": "500", "noise_multiplier": "2"},
@@ -60,7 +61,7 @@ def test_the_table_is_that_of_the_analyses(reader, name):
         if row["epsilon"] is None:
             with pytest.raises(ValueError, match=r".") as refused:
                 ANALYSES[row["analysis"]].curve(run).epsilon(delta)
-            assert row["words"] == str(refused.value)
+            assert row["words"].startswith(str(refused.value))
         else:
             assert row["epsilon"] == ANALYSES[row["analysis"]].curve(run).epsilon(delta)
     for each in explorer.lines(reader, texts, part="slow")["risks"]:

@@ -264,7 +264,7 @@ class _Check:
         else:
             rows.append(cannot_tell(NORM, self.declared.run.clip_norm, _ABSENT, _MORE))
         counts = self._counts(ones, whole, rows)
-        rows += [participation_rows.rate_row(counts, self._models_for), self._spread_row(counts)]
+        rows += [participation_rows.rate_row(counts, self._models_for), self._spread_row(counts, whole)]
         if ones is not None:
             rows.append(participation_rows.copies_row(self.setting, counts.hits if self.steps > 1 else counts.totals))
             few = min(self.short_pairs, self.trainings.most_kept)
@@ -282,26 +282,30 @@ class _Check:
             hits = np.round(ones.along / norms / float(self.declared.prefix(1).weights[0]))
         return Counts(self.setting, totals, self.steps, hits)
 
-    def _spread_row(self, counts: Counts) -> Row:
+    def _spread_row(self, counts: Counts, whole: Effects) -> Row:
         """Return whether batches are independent or hold each example once an epoch, in one epoch if that is short."""
         setting, length, declared = self.setting, self.declared.epoch, self.declared
         row, apart = participation_rows.spread_row(counts), declared.is_certain or declared.run.min_separation > 1
         if not self.has_steps or apart or length > self.steps or (length == self.steps and row.status != "not checked"):
             return row
-        seeds = max(FEW_SEEDS, participation_rows.epoch_seeds(setting))
+        seeds = participation_rows.epoch_seeds(setting)
         if seeds > MOST_MODELS:
             return not_checked(participation_rows.SPREAD, "an example is in a batch of nearly every epoch")
         if length == self.steps > setting.allowances.short and seeds > self.pairs:
             why = "too few models of one epoch to tell shuffled batches"
             return cannot_tell(participation_rows.SPREAD, None, why, f"{self._models_for(seeds)} models")
-        found = effects_over_seeds(setting, seeds, length)
+        found = whole
+        if length < self.steps or seeds > self.pairs:
+            found = effects_over_seeds(setting, max(seeds, FEW_SEEDS), length)
         if found.is_broken:
             return not_finite_row()
         # Curvature takes any share of an effect, but hardly more than the rest of the stated one.
         effect = setting.allowances.curvature * float(np.abs(declared.prefix(length).weights).min())
-        if effect * declared.run.clip_norm <= setting.allowances.rounding * setting.trainings.floor(length):
+        row = participation_rows.epoch_row(setting, found.taken, length)
+        is_hidden = effect * declared.run.clip_norm <= setting.allowances.rounding * setting.trainings.floor(length)
+        if is_hidden and not (row.status == "fault" and found.taken.all()):  # rounding hides canaries, but makes none
             return not_checked(participation_rows.SPREAD, "rounding hides the canary")
-        return participation_rows.epoch_row(setting, found.taken, length)
+        return row
 
     def _one_step_noise(self, ones: Effects) -> list[Row]:
         """Return the rows of the noise of one step, and of its growth in three."""

@@ -8,7 +8,7 @@ test is binomial.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -96,6 +96,8 @@ class Counts:
 
 def rate_row(counts: Counts, models_for: Callable[[int], int]) -> Row:
     """Return the row of the sample rate; ``models_for(pairs)`` is the number of models that pairs take."""
+    if counts.declared.run.batches_per_epoch is not None:
+        counts = replace(counts, hits=np.zeros(0))  # totals of whole epochs are certain, those of one step are not
     setting, declared, trials = counts.setting, counts.declared, counts.trials
     allowed = setting.allowances
     rate = min(1.0, float(declared.weights @ declared.rates) / float(declared.weights.sum()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lastiterate.cli.options import Json, unfold
-from lastiterate.cli.output import print_json, print_note
+from lastiterate.cli.output import print_json
 
 
 @unfold
@@ -23,4 +23,4 @@ def cite(json: Json = False) -> None:
     if json:
         print_json(entries)
     else:
-        print_note("\n\n".join(entries.values()))
+        print("\n\n".join(entries.values()))

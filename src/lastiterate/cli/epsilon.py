@@ -18,7 +18,7 @@ from lastiterate.cli.options import (
 )
 from lastiterate.cli.output import check_plot, print_answers, print_json, print_note, tracker, write_plot
 from lastiterate.common.validation import number
-from lastiterate.compare_analyses import answer_fields, ask_all, run_fields
+from lastiterate.compare_analyses import answer_fields, ask, ask_all, instead_of_shuffling, run_fields
 from lastiterate.formatting import describe, neighbours_of, notes_on, spell_exact, spell_up
 from lastiterate.registry import PROMISES, expected_of
 from lastiterate.run import DPSGD
@@ -88,6 +88,11 @@ def _print_answer(run: DPSGD, delta: float, answers: dict[str, Answer]) -> None:
             value, words = answers[name].value, PROMISES.get(name, expected_of(run))
             found = f"none: {answers[name].reason}" if value is None else f"epsilon {spell_up(value, _DIGITS)} {words}"
             lines.append(f"{title:12}{found}")
+    in_bins = instead_of_shuffling(run)
+    possible = ask(in_bins, "composition", lambda curve: curve.epsilon(delta)).value if in_bins else None
+    if possible is not None:
+        words = "with --sampling balls-in-bins, which also uses each example once per epoch"
+        lines.insert(2, f"{'possible':12}epsilon {spell_up(possible, _DIGITS)} {words}")
     last, largest = answers["last_iterate"].value, answers["max_over_steps"].value
     notes = notes_on(run)
     if last is not None and largest is not None and largest > last + 1e-6 * max(1.0, last):

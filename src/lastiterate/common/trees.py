@@ -39,8 +39,9 @@ def leaves(tree: ForeignTree) -> list[FloatArray]:
         return [leaf for value in tree.values() for leaf in leaves(value)]
     if isinstance(tree, (list, tuple)) and not all(isinstance(value, (int, float)) for value in tree):
         return [leaf for value in tree for leaf in leaves(value)]
-    given = tree.detach().cpu().double().numpy() if library_of(tree).__name__ == "torch" else tree
-    return [np.asarray(given, np.float64)]
+    if library_of(tree).__name__ == "torch":
+        tree = tree.detach().cpu().double().numpy()
+    return [np.asarray(tree, np.float64)]
 
 
 def map_arrays(transform: Callable[..., ForeignTree], tree: ForeignTree, *others: ForeignTree) -> ForeignTree:

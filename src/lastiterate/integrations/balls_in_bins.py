@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,7 +32,8 @@ class BallsInBinsSampler:
     def __init__(self, examples: int, batches: int, seed: int | None = None) -> None:
         self.examples, self.batches = integer("examples", examples), integer("batches", batches)
         entropy = np.random.SeedSequence().entropy if seed is None else integer("seed", seed, 0, 2**128 - 1)
-        self.seed, self.epoch, self._position = entropy, 0, 0
+        self.seed: int = cast("int", entropy)
+        self.epoch = self._position = 0
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

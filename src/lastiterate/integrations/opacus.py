@@ -189,6 +189,7 @@ def plant(canary: ForeignTree, module: ForeignTree, optimizer: ForeignTree, load
 
 def kept_of(loader: ForeignTree) -> dict[str, ForeignTree]:
     """Return the attributes of a loader to keep when its sampler is replaced."""
+    instance("loader", loader, extra("torch.utils.data").DataLoader, "a torch DataLoader")
     return {name: getattr(loader, name) for name in _KEPT}
 
 

@@ -45,7 +45,8 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> alt.LayerCh
     predicted = _predicted(result, low, high)
     top = 1.14 * max([number_in(row, "density") for row in bars + predicted], default=1.0)
     unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
-    x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False))
+    ticks = alt.Axis(tickCount=width // 60, labelOverlap=True)
+    x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False), axis=ticks)
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))
     layers = [_bar_layer(bars, world, x, y) for world in WORLDS]
     for world, dash in _DASHES.items():

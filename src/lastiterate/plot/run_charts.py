@@ -111,7 +111,7 @@ def _trade_off_panel(curves: dict[str, PrivacyCurve], track: Track) -> alt.Layer
     chance = chart_of(ends).mark_line(color="#999", strokeWidth=1).encode(x=x, y=y)
     slope = float(np.degrees(np.arctan2(_HEIGHT, _WIDTH)))
     label = chart_of([{"fpr": 0.72, "fnr": 0.28}])
-    label = label.mark_text(text="guessing", angle=slope, dy=-8, color="#777", fontSize=13).encode(x=x, y=y)
+    label = label.mark_text(text="guessing", angle=slope, dy=-11, color="#777", fontSize=13).encode(x=x, y=y)
     look = looks(ANALYSES[name].label for name in curves)
     best = lines(rows, x, y, {"order": "fpr:Q", **look}, interpolate="monotone")
     title = "Errors of the best attack on the released model"

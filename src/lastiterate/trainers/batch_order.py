@@ -37,7 +37,7 @@ def require_size(run: DPSGD, slots: int) -> int | None:
 
 def drawn_batches(run: DPSGD, slots: int, draws: np.random.Generator) -> Iterator[IntArray]:
     """Yield the slots in the batch of each step. An absent canary also has a slot, which is ignored."""
-    most, bins = require_size(run, slots), np.empty(0)
+    most, bins = require_size(run, slots), np.zeros(slots, np.int64)
     for step, rate in enumerate(np.broadcast_to(np.asarray(run.sample_rate, float), run.steps)):
         if run.sampling == "balls-in-bins":
             place = step % epoch_length(run)

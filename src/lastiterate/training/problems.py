@@ -188,7 +188,7 @@ def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure
         failure: largest probability that any batch of the run is larger than the batch size assumed here.
     """
     instance("problem", problem, Problem, "a lastiterate.training.Problem")
-    most = number("feature_norm", feature_norm, 0.0, open_low=True)
+    most = number("feature_norm", feature_norm, 0.0, 1e100, open_low=True)
     allowed = number("failure", failure, 0.0, 1.0, open_low=True, open_high=True)
     optimizer = require_supported(run, _CONTRACTION).optimizer
     assert optimizer is not None

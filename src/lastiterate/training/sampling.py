@@ -191,7 +191,7 @@ class RandomSizeSampler(_NoMemory):
             else:
                 batch = (first >= np.uint32(round(self.drawn * 2.0**32))).astype(jnp.uint32)
             numbers = jax.lax.broadcasted_iota(jnp.int32, first.shape, 1)
-            batch, _, order = jax.lax.sort((batch, second, numbers), num_keys=2)
+            batch, second, order = jax.lax.sort((batch, second, numbers), num_keys=2)
             ends = jax.vmap(lambda row: jnp.searchsorted(row, jnp.arange(self.bins + 1, dtype=jnp.uint32)))(batch)
             if self.most is not None:
                 ends = jnp.minimum(ends, self.most)

@@ -17,16 +17,6 @@ def test_an_attack_that_found_no_number_has_no_point():
     assert [row["epsilon"] for row in values(panel["layer"][1])] == [second["empirical"]]
 
 
-def test_composition_far_above_is_told_instead_of_shown():
-    rows = [{**row, "composition": 100.0 * row["composition"]} for row in audited(steps=(10, 30))]
-    panel = drawn(rows)
-    low, high = panel["layer"][0]["encoding"]["y"]["scale"]["domain"]
-    assert low == 0.0
-    assert max(row["last_iterate"] for row in rows) < high < min(row["composition"] for row in rows)
-    assert panel["title"]["subtitle"] == "noise 2; composition, 300 to 400, is above the picture"
-    assert panel["layer"][0]["mark"]["clip"] is True
-
-
 @pytest.mark.parametrize(
     ("quality", "shown"), [("accuracy", ["25.0%", "50.0%"]), ("perplexity", ["0.25", "0.5"])], ids=str
 )

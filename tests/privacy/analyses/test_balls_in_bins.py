@@ -29,7 +29,7 @@ def excess(slope, limit):
 def direct_delta(noise, batches, used, epsilon, add):
     """Delta of one epoch with 2 or 3 used batches. The last term is integrated in closed form."""
     slope = 1.0 / noise
-    x = np.linspace(-14.0, 14.0 + slope, 400_001 if used == 2 else 1201)
+    x = np.linspace(-14.0, 14.0 + slope, 100_001 if used == 2 else 501)
     weight = np.exp(-0.5 * x * x) * (x[1] - x[0]) / math.sqrt(2.0 * math.pi)
     term = np.exp(slope * x - 0.5 * slope * slope)
     for _ in range(used - 2):
@@ -61,8 +61,13 @@ def test_both_directions_agree_with_references(row):
     assert curve.epsilon(row["delta"]) < li.composition(run.replace(sampling="poisson")).epsilon(row["delta"])
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.6, 1.0, 2.5, 5.0])
-@pytest.mark.parametrize(("batches", "used", "accuracy"), [(2, 2, 1e-7), (7, 2, 1e-7), (3, 3, 1e-4)])
+@pytest.mark.parametrize(
+    ("noise", "batches", "used", "accuracy"),
+    [
+        *((0.3, 2, 2, 1e-8), (0.6, 7, 2, 1e-8), (1.0, 2, 2, 1e-8), (2.5, 7, 2, 1e-8), (5.0, 2, 2, 1e-8)),
+        *((0.8, 3, 3, 1e-3), (2.0, 50, 3, 1e-4)),
+    ],
+)
 def test_short_epochs_agree_with_direct_integration(noise, batches, used, accuracy):
     for cumulant, add in zip(directions(bins(batches, used, noise)), (False, True), strict=True):
         for epsilon in (0.05, 0.4, 2.0):
@@ -84,7 +89,7 @@ def test_two_batches_have_the_known_epsilons():
 )
 def test_simulated_losses_agree(noise, batches, epochs, epsilon):
     generator = np.random.default_rng(33)
-    x = noise * generator.standard_normal((200_000, epochs, batches))
+    x = noise * generator.standard_normal((50_000, epochs, batches))
     x[..., 0] += 1.0  # by symmetry, the canary is in the first batch
     loss = np.log(np.exp((2.0 * x - 1.0) / (2.0 * noise**2)).mean(axis=2)).sum(axis=1)
     shares = np.maximum(-np.expm1(epsilon - loss), 0.0)
@@ -109,7 +114,7 @@ def test_unfinished_epoch_costs_less_than_a_whole_one():
     assert values == sorted(values)
 
 
-@pytest.mark.parametrize(("noise", "terms"), [(0.2, 50), (0.5, 1000), (1.0, 8191), (100.0, 7), (1.0, 1_000_000)])
+@pytest.mark.parametrize(("noise", "terms"), [(0.25, 20), (0.6, 500), (1.0, 1023), (100.0, 7)])
 def test_density_has_the_moments_of_the_mean(noise, terms):
     density = epoch_density(noise, terms)
     nodes, weights = np.polynomial.legendre.leggauss(40)

@@ -121,8 +121,7 @@ def test_bounds_that_look_at_less_are_never_below_the_worst(filter_, steps, apar
 
 @pytest.mark.parametrize(("steps", "apart"), [(3000, 1), (3000, 50), (3000, 3000)])
 def test_sensitivities_of_falling_filters_are_those_of_jax_privacy(steps, apart):
-    import jax
-    import jax_privacy.matrix_factorization.toeplitz as toeplitz
+    jax, toeplitz = pytest.importorskip("jax"), pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
 
     with jax.enable_x64(True):
         strategy = toeplitz.optimal_max_error_strategy_coefs(steps)
@@ -161,7 +160,7 @@ def test_poisson_sampling_with_a_separation_is_that_of_groups_that_take_turns():
 
 
 def test_groups_that_take_turns_are_those_of_jax_privacys_sampler():
-    import jax_privacy.batch_selection as selection
+    selection = pytest.importorskip("jax_privacy.batch_selection")
 
     run = li.DPSGD(10, 0.2, 1.0, noise_filter=FILTER, min_separation=3)
     sampler = selection.CyclicPoissonSampling(

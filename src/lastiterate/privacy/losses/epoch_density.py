@@ -32,7 +32,7 @@ _PANEL = 2.0  # width of the first panels, in standard deviations
 _WIDEST = 2.5  # largest width of a panel in w; the integrand has singularities at a distance of about 1
 _RATIO, _TAIL = 3.0, 3.0  # largest ratio of the ends of a panel, if they are at least so many widths above 0
 _MOST_SPLITS = 6
-_MOST_PANELS = 400
+_MOST_PANELS = 250
 _PIECES, _LOCAL_DEGREE = 16, 7  # a panel is evaluated by local polynomials on this number of pieces
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(14)
 _NEAR_NODES, _NEAR_WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -165,13 +165,15 @@ def _part(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: float
     sums = np.bincount(rows, (np.exp(logs - top[rows, None]) * weight[panels]).sum(axis=1), w.size).astype(np.float64)
     sums[near] += (np.exp(logs_near - top[near, None]) * (half * _NEAR_WEIGHTS)).sum(axis=1)
     with np.errstate(divide="ignore"):
-        return np.maximum(top + np.log(sums), _NOTHING)
+        found: FloatArray = np.maximum(top + np.log(sums), _NOTHING)
+    return found
 
 
 def _combined(first: EpochDensity, second: EpochDensity, w: FloatArray, ratio: float) -> FloatArray:
     if first is second:
         return _part(first, first, w) + math.log(2.0)
-    return np.logaddexp(_part(first, second, w, 1.0 / ratio), _part(second, first, w, ratio))
+    found: FloatArray = np.logaddexp(_part(first, second, w, 1.0 / ratio), _part(second, first, w, ratio))
+    return found
 
 
 def _ends(slope: float, terms: int, scores: FloatArray) -> FloatArray:
@@ -187,7 +189,8 @@ def _ends(slope: float, terms: int, scores: FloatArray) -> FloatArray:
     x = -ndtri_exp(log_ndtr(-above) - math.log(terms))
     above = np.maximum(width * above - 0.5 * width * width, np.log1p(np.expm1(slope * x - half_square) / terms))
     low = max(-10.0 * width - 0.5 * width * width, -10.0 * slope / math.sqrt(terms) - half_square)
-    return above[:-1] + np.minimum(scores, 0.0) * (0.1 * (above[-1] - low))
+    found: FloatArray = above[:-1] + np.minimum(scores, 0.0) * (0.1 * (above[-1] - low))
+    return found
 
 
 def _width(slope: float, terms: int) -> float:
@@ -249,7 +252,8 @@ def _needed(density: EpochDensity) -> FloatArray:
     lows, highs = density.ends[:-2:2], density.ends[2::2]
     w = 0.5 * (lows + highs)[:, None] + 0.5 * (highs - lows)[:, None] * _CHEBYSHEV
     last = np.abs(density(w) @ _TO_COEFFICIENTS[-_LAST:].T).max(axis=1)
-    return np.delete(density.scores, 2 * np.flatnonzero(last < 0.1 * _VANISHED) + 1)
+    found: FloatArray = np.delete(density.scores, 2 * np.flatnonzero(last < 0.1 * _VANISHED) + 1)
+    return found
 
 
 def _corrected(density: EpochDensity, slope: float) -> EpochDensity:

@@ -109,7 +109,8 @@ function sortBy(name, down = 1) {
 
 function mark() {
   for (const th of byId("rows").querySelectorAll("th[data-column]")) {
-    if (th.dataset.column === order.by) th.setAttribute("aria-sort", order.down > 0 ? "ascending" : "descending");
+    const rises = ["audit", "verdict", "progress"].includes(order.by) === order.down > 0; // numbers and dates begin with the largest
+    if (th.dataset.column === order.by) th.setAttribute("aria-sort", rises ? "ascending" : "descending");
     else th.removeAttribute("aria-sort");
   }
 }
