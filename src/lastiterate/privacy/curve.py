@@ -176,7 +176,7 @@ _OF_RATES = 1e-6  # relative error of an advantage or of a true positive rate
 
 @dataclass(frozen=True)
 class Target:
-    """What calibrated noise must reach: exactly one of epsilon with delta, mu, advantage, and tpr with fpr."""
+    """The target of a calibration: exactly one of epsilon with delta, mu, advantage, and tpr with fpr."""
 
     epsilon: float | None = None
     delta: float | None = None
