@@ -97,6 +97,17 @@ def test_simulated_losses_agree(noise, batches, epochs, epsilon):
     assert abs(shares.mean() - delta) < 4.0 * shares.std() / math.sqrt(shares.size)
 
 
+@pytest.mark.parametrize(
+    ("noise", "epsilon", "known"), [(1.0, 15.0, 1.202905e-53), (1.0, 20.0, 2.64141e-92), (3.0, 6.0, 2.78398e-90)]
+)
+def test_the_smallest_deltas_of_one_epoch_are_not_lost(noise, epsilon, known):
+    """Known values are of an integral over the log of one term, with the other term in closed form."""
+    curve = li.composition(bins(2, 2, noise))
+    assert curve.delta(epsilon) == pytest.approx(known, rel=1e-5, abs=0.0)
+    assert curve.delta(epsilon) > li.last_iterate(bins(2, 2, noise)).delta(epsilon)
+    assert curve.epsilon(curve.delta(epsilon)) == pytest.approx(epsilon, rel=1e-9)
+
+
 def test_one_batch_is_the_gaussian_mechanism_and_one_step_is_poisson():
     assert li.composition(bins(1, 10, 2.0)).epsilon(1e-5) == li.composition(
         bins(

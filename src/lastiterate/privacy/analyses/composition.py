@@ -38,7 +38,7 @@ from lastiterate.privacy.analyses.no_amplification import (
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, proved_epsilon, proved_log_delta
 from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon_of, fnr_bounds, fnr_of, log_delta_of
-from lastiterate.privacy.losses.epoch_loss import epoch_cumulant, epsilon_of_epoch, log_delta_of_epoch
+from lastiterate.privacy.losses.epoch_loss import SMALLEST_DIRECT, epoch_cumulant, epsilon_of_epoch, log_delta_of_epoch
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
 from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
@@ -226,14 +226,16 @@ class EpochPair(CompositionPair):
         return float(self.cumulant.counts.sum()) == 1.0
 
     def _by_two_lines(self, log_delta: float) -> float:
-        if self._is_single:
+        if self._is_single and log_delta >= SMALLEST_DIRECT:
             return max(epsilon_of_epoch(each, log_delta) for each in (self.cumulant, self._add))
         return super()._by_two_lines(log_delta)
 
     def _log_delta(self, epsilon: float) -> float:
         if self._is_single:
             with suppress(ArithmeticError):
-                return max(log_delta_of_epoch(each, epsilon)[0] for each in (self.cumulant, self._add))
+                value = max(log_delta_of_epoch(each, epsilon)[0] for each in (self.cumulant, self._add))
+                if value >= SMALLEST_DIRECT:
+                    return value
         return super()._log_delta(epsilon)
 
     def _bracket(self, log_delta: float) -> tuple[float, float]:

@@ -34,6 +34,7 @@ _PER_PANEL = 0.6  # panels of a quadrature for each panel of the density
 _PIECES = 4  # points per panel of the density at which panels of a quadrature may end
 _LEAST_DEPTH, _DEPTH = 72.0, 1.4  # depth of a density, and its ratio to the log-probability that is left out
 _LARGEST_ERROR = 1e-10  # largest error of the moments of a density
+SMALLEST_DIRECT = -_LEAST_DEPTH / _DEPTH  # smallest log delta of a direct integral: the density ends there
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +189,6 @@ def epsilon_of_epoch(cumulant: LossCumulant, log_delta: float) -> float:
         value, slope = log_delta_of_epoch(cumulant, float(epsilon))
         return Side(epsilon, np.float64(1.0), np.float64(value), np.float64(slope))
 
-    if log_delta < -_LEAST_DEPTH / _DEPTH:
-        raise Unreliable
     high = np.float64(1.0)
     while float(side(high).log_delta) > log_delta:
         high = 2.0 * high
