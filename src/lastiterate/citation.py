@@ -183,10 +183,10 @@ def risk_sentences(
     these = "from this one" if run.release_count == 1 else "from the released ones"
     most = f"at most {run.group_size:,} examples" if run.group_size > 1 else "one example"
     return (
-        f"An attacker who accepts {per_cent(false_alarms)} false alarms, among people who are not in the data, "
-        f"{_succeeds(run, member, 'finds', 'find', 'of the members, the people who are')}.",
+        f"An attacker who accepts {per_cent(false_alarms)} false alarms (people outside the data) "
+        f"{_succeeds(run, member, 'finds', 'find', 'of the people in the data')}.",
         f"An attacker who guesses a person's secret with probability {per_cent(lucky_guesses)} from a model {without} "
-        f"that person {_succeeds(run, secret, 'guesses it with', 'guess it with', these)}. "
+        f"that person {_succeeds(run, secret, 'guesses it with probability', 'guess it with probability', these)}. "
         f"Both sentences are for people with {most} in the data.",
     )
 
