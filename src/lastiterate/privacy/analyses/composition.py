@@ -77,9 +77,7 @@ def composition(run: DPSGD) -> PrivacyCurve:
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
     pair = pair_of_all_iterates(require_supported(run, SUPPORT))
-    if isinstance(pair, EpochPair):
-        return PrivacyCurve(pair, "composition", is_guarantee=True)
-    if isinstance(pair, CompositionPair):
+    if isinstance(pair, CompositionPair) and not isinstance(pair, EstimatedPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
 
@@ -204,18 +202,41 @@ class CompositionPair(SinglePair):
             return min(max(lower, float(self._told[1].fnr(np.float64(fpr)))), upper)
 
 
-_ERROR = 2e-9  # error of an epsilon of epochs, relative to max(1, epsilon); two lines agree to half of it
+_ERROR = 2e-9  # error of an estimated epsilon, relative to max(1, epsilon); two lines agree to half of it
 
 
 @dataclass(frozen=True)
-class EpochPair(CompositionPair):
-    """The sum of the privacy losses of all epochs of balls in bins, for P over Q and for Q over P."""
+class EstimatedPair(CompositionPair):
+    """A sum of privacy losses for which only the fallback has a proved bracket. Other brackets estimate the error."""
 
     run: DPSGD
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         return TOLD_NOTHING, told_run(self.run)
+
+    def _bracket(self, log_delta: float) -> tuple[float, float]:
+        try:
+            value = self._by_two_lines(log_delta)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return self._proved(log_delta, None)
+        error = _ERROR * max(1.0, value)
+        return max(self._at_least(value, log_delta) - error, 0.0), value + error
+
+    def _at_least(self, value: float, log_delta: float) -> float:
+        """Return a lower bound on epsilon, apart from numerical errors. ``value`` is an upper bound."""
+        return value
+
+    def _fnr(self, fpr: float) -> float:
+        try:
+            return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return float(self._told[1].fnr(np.float64(fpr)))
+
+
+@dataclass(frozen=True)
+class EpochPair(EstimatedPair):
+    """The sum of the privacy losses of all epochs of balls in bins, for P over Q and for Q over P."""
 
     @cached_property
     def _last_iterate(self) -> Pair:
@@ -235,20 +256,6 @@ class EpochPair(CompositionPair):
             with suppress(ArithmeticError):
                 return max(log_delta_of_epoch(each, epsilon)[0] for each in (self.cumulant, self._add))
         return super()._log_delta(epsilon)
-
-    def _bracket(self, log_delta: float) -> tuple[float, float]:
-        try:
-            value = self._by_two_lines(log_delta)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
-            return self._proved(log_delta, None)
-        error = _ERROR * max(1.0, value)
-        return max(value - error, 0.0), value + error
-
-    def _fnr(self, fpr: float) -> float:
-        try:
-            return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
-            return float(self._told[1].fnr(np.float64(fpr)))
 
 
 def add_matters(

@@ -117,8 +117,7 @@ class Law:
         return self.scaled(-1.0, self.noise)
 
 
-_NO_TERMS = (np.empty(0), np.empty(0), np.empty(0))
-NOTHING = Law(1.0, 0.0, *_NO_TERMS)
+NOTHING = Law(1.0, 0.0)
 
 
 LAW = Support(
@@ -265,19 +264,18 @@ def _once_per_epoch(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """
     rate = float(run.sample_rate)
     length = epoch_length(run)
-    none = np.empty(0)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
         constant = epochs * value * run.group_size
         if not rest:
-            return Law(noise, constant, none, none, none)
+            return Law(noise, constant)
         assert run.group_size == 1 or run.sampling != "shuffled"
         counts, rates, values = np.array([[float(run.group_size)], [rest * rate], [value]])
         return Law(noise, constant, counts, rates, values)
     assert run.group_size == 1 or run.sampling != "shuffled"
     if run.min_separation == length:  # all epochs have the same order
-        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),) * run.group_size)
+        return Law(noise, 0.0, blocks=(_in_order(weights, _places(rate, length)),) * run.group_size)
     if run.min_separation > 1:
         raise ValueError(
             f"min_separation must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
@@ -290,7 +288,7 @@ def _once_per_epoch(run: DPSGD, weights: FloatArray, noise: float) -> Law:
             constant += float(values[0]) * run.group_size
         else:
             blocks.append((values, _sums_of_groups(index, _places(rate, index.size))))
-    return Law(noise, constant, none, none, none, tuple(blocks) * run.group_size)
+    return Law(noise, constant, blocks=tuple(blocks) * run.group_size)
 
 
 def _places(rate: float, count: int) -> FloatArray:
