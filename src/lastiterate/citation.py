@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastiterate.common.validation import number
-from lastiterate.compare_analyses import Answer, ask, require_curves
+from lastiterate.compare_analyses import Answer, answer_fields, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.privacy.curve import SMALLEST_ERROR
@@ -125,13 +125,8 @@ class Risk:
 
     def fields(self) -> Fields:
         """Return JSON fields. ``guarantee_reason`` and ``prediction_reason`` say why a field is null."""
-        shown: Fields = {self.at[0]: self.at[1], "guarantee": self.guarantee.value}
-        if self.guarantee.value is None:
-            shown["guarantee_reason"] = self.guarantee.reason
-        shown["prediction"] = self.prediction.value
-        if self.prediction.value is None:
-            shown["prediction_reason"] = self.prediction.reason
-        return shown
+        name, value = self.at
+        return {name: value} | answer_fields({"guarantee": self.guarantee, "prediction": self.prediction})
 
 
 def risk_of(run: DPSGD, baseline: float) -> Risk:

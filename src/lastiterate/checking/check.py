@@ -143,7 +143,7 @@ class _Check:
         return self.setting.tensors if len(self.trainings.like.names) > 1 else ()
 
     def _models_for(self, pairs: int) -> int:
-        """Return the number of models that a number of pairs takes."""
+        """Return the total number of models for this number of pairs."""
         shapes = self.shapes if self.with_gradients and not self.has_steps else 0
         return 2 * pairs + 1 + shapes + self.last * self.earlier
 

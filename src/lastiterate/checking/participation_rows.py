@@ -170,7 +170,7 @@ def trials_for_rate(setting: Setting, rate: float) -> int:
 
 
 def epoch_seeds(setting: Setting) -> int:
-    """Return the number of one-epoch trainings that tell independent batches from one use of each example."""
+    """Return the number of one-epoch trainings that tell independent from shuffled batches."""
     declared = setting.declared.prefix(setting.declared.epoch)
     return trials_to_tell(setting, declared.presence, declared.other_sampling().presence)
 

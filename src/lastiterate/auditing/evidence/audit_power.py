@@ -22,7 +22,6 @@ from lastiterate.auditing.evidence.verdict_strength import (
     chance_to_refute,
     chances_to_refute,
 )
-from lastiterate.common.errors import MissingExtra
 from lastiterate.common.system import late
 from lastiterate.common.validation import boolean, integer, number, one_of
 from lastiterate.features import (
@@ -132,8 +131,6 @@ class Power:
 
     def plot(self) -> LayerChart:
         """Plot the probability to refute over the number of models, as an altair chart."""
-        if sentence := late("plot.chart_file:missing_libraries")():
-            raise MissingExtra(sentence)
         chart: LayerChart = late("plot.run_charts:power_chart")(self)
         return chart
 

@@ -15,7 +15,6 @@ from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.forecast import Forecast, perfect
 from lastiterate.auditing.evidence.score_signal import defined_signal, sees_every_step
 from lastiterate.auditing.evidence.verdict_strength import Strength
-from lastiterate.common.errors import MissingExtra
 from lastiterate.common.system import late
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import told
@@ -237,8 +236,6 @@ class AuditResult:
 
     def plot(self) -> VConcatChart:
         """Plot scores, errors and epsilons as one altair chart, which notebooks show and ``save`` writes."""
-        if sentence := late("plot.chart_file:missing_libraries")():
-            raise MissingExtra(sentence)
         chart: VConcatChart = late("plot.audit_charts:audit_chart")(self)
         return chart
 

@@ -79,7 +79,7 @@ class Worlds:
         return false_positives, np.searchsorted(self.inside, threshold, side="left")
 
     def thresholds(self, ratio: float) -> FloatArray:
-        """Return thresholds to try: for each error count of ``ranks`` in one world, the fewest errors in the other."""
+        """Return thresholds to try. Each has an error count of ``ranks`` in one world, and the fewest in the other."""
         levels = np.unique(np.concatenate((self.inside, self.outside)))
         least_wrong = self.outside[self.outside.size - 1 - ranks(self.outside.size, ratio)]
         first_right = self.inside[ranks(self.inside.size, ratio)]
