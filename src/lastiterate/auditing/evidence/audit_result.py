@@ -15,6 +15,7 @@ from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.forecast import Forecast, perfect
 from lastiterate.auditing.evidence.score_signal import defined_signal, sees_every_step
 from lastiterate.auditing.evidence.verdict_strength import Strength
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.system import late
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import told
@@ -242,7 +243,7 @@ class AuditResult:
     def page(self, path: str | Path) -> None:
         """Write the result as one web page that needs no network. The file's name must end in .html."""
         if not isinstance(path, (str, Path)):
-            raise ValueError(f"path must be a file name, got {told(path)}")
+            raise BadArgument("path", f"must be a file name, got {told(path)}")
         late("plot.page:write_page")(self, Path(path))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import betainc
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.features import (
     COMBINATIONS,
     CORRELATED_ADAM,
@@ -138,7 +139,7 @@ def law_of(run: DPSGD) -> Law:
         return _independent(run, np.ones(()), noise if run.noise_filter is None else filtered_noise(run, 1.0))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
-        raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
+        raise BadArgument("weights", "must not all be zero: with these learning rates the run releases nothing")
     weights = np.asarray(weights) / size
     noise = _noise(run, weights) if run.noise_filter is None else filtered_noise(run, weights)
     if run.batches_per_epoch is not None:
@@ -179,15 +180,17 @@ def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     alike = weights.ndim == 0 or bool(np.all(weights == weights[0]))
     always = apart * rate > 1.0 - 1e-9
     if run.sampling != "poisson" or np.ndim(run.sample_rate) or not (alike or always):
-        raise ValueError(
-            f"min_separation must be 1 for the heuristic, got {apart}. A larger value needs shuffled batches, or "
+        raise BadArgument(
+            "min_separation",
+            f"must be 1 for the heuristic, got {apart}. A larger value needs shuffled batches, or "
             "Poisson sampling at a constant sample_rate with equal weights of all steps (or with sample_rate = 1 / "
-            "min_separation)"
+            "min_separation)",
         )
     if apart * rate > 1.0 + 1e-9:
-        raise ValueError(
-            f"sample_rate must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: "
-            "an example is in at most one of min_separation consecutive batches"
+        raise BadArgument(
+            "sample_rate",
+            f"must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: "
+            "an example is in at most one of min_separation consecutive batches",
         )
     if not alike:
         return Law(noise, 0.0, blocks=(_in_order(weights, np.full(apart, 1.0 / apart)),) * run.group_size)
@@ -277,9 +280,10 @@ def _once_per_epoch(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     if run.min_separation == length:  # all epochs have the same order
         return Law(noise, 0.0, blocks=(_in_order(weights, _places(rate, length)),) * run.group_size)
     if run.min_separation > 1:
-        raise ValueError(
-            f"min_separation must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
-            f"{run.sampling!r} and different weights, got {run.min_separation}: otherwise epochs depend on each other"
+        raise BadArgument(
+            "min_separation",
+            f"must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
+            f"{run.sampling!r} and different weights, got {run.min_separation}: otherwise epochs depend on each other",
         )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
