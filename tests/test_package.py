@@ -24,6 +24,17 @@ def test_import_loads_nothing_so_that_the_program_can_answer_ctrl_c_at_once():
     assert set(li.__all__) <= set(dir(li))
 
 
+def test_the_heuristic_loads_none_of_the_standard_analysis():
+    code = (
+        "import sys, lastiterate as li; li.last_iterate(li.DPSGD(100, 0.1, 1.0)).epsilon(1e-5); "
+        "print(*(name for name in sys.modules if name.startswith('lastiterate.')))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = output.split()
+    assert not [name for name in loaded if "composition" in name or name.startswith("lastiterate.privacy.losses")]
+    assert len(loaded) <= 25, loaded
+
+
 NEEDS_EXTRAS = (  # rooms and modules that cannot be loaded without their extra
     "lm",
     "training",
