@@ -149,7 +149,7 @@ class AuditResult:
         strength: the faults that the verdict would have caught.
         perplexity: the geometric mean of the perplexity of language models on held-out text, or None if not measured.
         perplexity_before: perplexity of the model before training.
-        outlook: the forecast of an audit with this number of models, if training is correct.
+        forecast: the bounds that an audit with this number of models reaches, if training is correct.
         second_moment: Adam's second moment, on models that are not counted, or None if it was not measured.
         claim: the claim that was judged, in words.
         name, owner, notes: what the user calls the audit, who is responsible, and remarks. Empty if not given.
@@ -178,7 +178,7 @@ class AuditResult:
     strength: Strength
     perplexity: float | None = None
     perplexity_before: float | None = None
-    outlook: Forecast | None = None
+    forecast: Forecast | None = None
     second_moment: SecondMoment | None = None
     claim: str = ""
     name: str = ""
@@ -200,14 +200,14 @@ class AuditResult:
         """The epsilon that each method reaches with probability 80%, if training is correct and the attack works as
         expected.
         """
-        return {} if self.outlook is None else {method: self.outlook.reached(method) for method in self.estimates}
+        return {} if self.forecast is None else {method: self.forecast.reached(method) for method in self.estimates}
 
     @cached_property
     def waterfall(self) -> tuple[Step, ...]:
         """The levels of epsilon from the guarantee down to the empirical epsilon."""
-        if self.outlook is None or not self.estimates:
+        if self.forecast is None or not self.estimates:
             return ()
-        return waterfall_of(self.outlook, self.predictions, self.estimates)
+        return waterfall_of(self.forecast, self.predictions, self.estimates)
 
     @property
     def last_iterate(self) -> float | None:

@@ -183,7 +183,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         strength=strength,
         perplexity=after,
         perplexity_before=evidence.quality_before if evidence.quality == Quality("perplexity") else None,
-        outlook=Forecast(run, models, *asked, one_run=one_run),
+        forecast=Forecast(run, models, *asked, one_run=one_run),
         second_moment=evidence.second_moment,
         claim=claim.words,
         **evidence.about,
