@@ -48,6 +48,7 @@ def main(wheel: str) -> None:
                 assert b"<html" in page.read()
         finally:
             explorer.terminate()
+            explorer.wait()  # its folder must stay until it has ended
         print("explore: good")
 
 

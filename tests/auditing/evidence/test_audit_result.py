@@ -20,7 +20,7 @@ def test_a_result_prints_as_the_command_line_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "90")
     li.audit(RUN, None, "adversarial", models=200, store="x.sqlite")
-    printed = Cli()("report x.sqlite").stdout
+    printed = Cli()("report x.sqlite --details").stdout
     table, _, files = printed.partition("Picture: ")
     assert str(read("x.sqlite")) + "\n" == table
     assert files

@@ -366,7 +366,10 @@ _RUN_LINES = 2
 
 
 def short_text(result: AuditResult, width: int, files: str = "") -> list[str]:
-    """Return the result in at most 12 lines: the run, the three numbers, the verdict with its strength, the files."""
+    """Return the result in 12 lines: the run, the three numbers, the verdict with its strength, the files.
+
+    More lines are returned only if the names of the files are long.
+    """
     name = result.name or result.data or "your trainer"
     what = f"{result.owner}: {describe(result.run)}" if result.name and result.owner else describe(result.run)
     top = textwrap.wrap(f"{name}: {what}", width, max_lines=_RUN_LINES, placeholder=" ...")
@@ -377,8 +380,8 @@ def short_text(result: AuditResult, width: int, files: str = "") -> list[str]:
         left = f"{each.title:10}  {each.text:>{most}}  "
         words = textwrap.wrap(each.words, max(width - len(left), 16), max_lines=1, placeholder=" ...")
         rows.append(left + "".join(words))
-    below = textwrap.wrap(files, width, max_lines=_RUN_LINES, placeholder=" ...", break_on_hyphens=False)
-    space = _MOST_LINES - len(top) - 1 - len(rows) - len(below)
+    below = textwrap.wrap(files, width, break_on_hyphens=False, break_long_words=False)  # names of files are never cut
+    space = max(_MOST_LINES - len(top) - 1 - len(rows) - len(below), 2)
     verdict = result.strength.words if result.verdict == CONSISTENT else result.reason
     judged = textwrap.wrap(f"{result.headline} {verdict}", width, max_lines=space, placeholder=" ...")
     gaps = space - len(judged)
