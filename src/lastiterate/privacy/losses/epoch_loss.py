@@ -162,41 +162,39 @@ class EpochCumulant(LossCumulant):
     def _condensed(self, nodes: int) -> Condensed | None:
         return None
 
+    def log_delta_of_one(self, epsilon: float) -> tuple[float, float]:
+        """Return log delta of a single epoch, and its derivative, by integrating the density directly."""
+        reach = epsilon if self.remove else -epsilon  # of the loss of P over Q
+        ((_, step),) = self.leaving_out(-_LEAST_DEPTH).steps
+        assert isinstance(step, EpochLoss)
+        mean = 1.0 + math.expm1(reach) / step.share  # M where the loss has this value
+        ends = step.density.ends
+        at = min(max(math.log(mean), float(ends[0])), float(ends[-1])) if mean > 0.0 else float(ends[0])
+        ends = np.unique(np.append(ends[ends > at] if self.remove else ends[ends < at], at))
+        half = 0.5 * np.diff(ends)[:, None]
+        x = 0.5 * (ends[1:] + ends[:-1])[:, None] + half * _NODES
+        mass = np.exp(step.density(x)) * half * _WEIGHTS
+        ratio = np.exp(step.loss(x))
+        delta = float((mass * (ratio - math.exp(reach) if self.remove else 1.0 - ratio / math.exp(reach))).sum())
+        outside = float((mass * (math.exp(reach) if self.remove else ratio / math.exp(reach))).sum())
+        return (math.log(delta), -outside / delta) if delta > 0.0 else (-math.inf, -1.0)
 
-def log_delta_of_epoch(cumulant: LossCumulant, epsilon: float) -> tuple[float, float]:
-    """Return log delta of a single epoch, and its derivative, by integrating the density directly."""
-    reach = epsilon if cumulant.remove else -epsilon  # of the loss of P over Q
-    ((_, step),) = cumulant.leaving_out(-_LEAST_DEPTH).steps
-    assert isinstance(step, EpochLoss)
-    mean = 1.0 + math.expm1(reach) / step.share  # M where the loss has this value
-    ends = step.density.ends
-    at = min(max(math.log(mean), float(ends[0])), float(ends[-1])) if mean > 0.0 else float(ends[0])
-    ends = np.unique(np.append(ends[ends > at] if cumulant.remove else ends[ends < at], at))
-    half = 0.5 * np.diff(ends)[:, None]
-    x = 0.5 * (ends[1:] + ends[:-1])[:, None] + half * _NODES
-    mass = np.exp(step.density(x)) * half * _WEIGHTS
-    ratio = np.exp(step.loss(x))
-    delta = float((mass * (ratio - math.exp(reach) if cumulant.remove else 1.0 - ratio / math.exp(reach))).sum())
-    outside = float((mass * (math.exp(reach) if cumulant.remove else ratio / math.exp(reach))).sum())
-    return (math.log(delta), -outside / delta) if delta > 0.0 else (-math.inf, -1.0)
+    def epsilon_of_one(self, log_delta: float) -> float:
+        """Return the epsilon >= 0 of a single epoch at this delta."""
 
+        def side(epsilon: Floats) -> Side:
+            value, slope = self.log_delta_of_one(float(epsilon))
+            return Side(epsilon, np.float64(1.0), np.float64(value), np.float64(slope))
 
-def epsilon_of_epoch(cumulant: LossCumulant, log_delta: float) -> float:
-    """Return the epsilon >= 0 of a single epoch at this delta."""
-
-    def side(epsilon: Floats) -> Side:
-        value, slope = log_delta_of_epoch(cumulant, float(epsilon))
-        return Side(epsilon, np.float64(1.0), np.float64(value), np.float64(slope))
-
-    if log_delta < -_LEAST_DEPTH / _DEPTH:
-        raise Unreliable
-    high = np.float64(1.0)
-    while float(side(high).log_delta) > log_delta:
-        high = 2.0 * high
-    low = np.float64(0.0)
-    if float(side(low).log_delta) <= log_delta:
-        return 0.0
-    return float(solve(side, np.float64(log_delta), 0.5 * high, low, high)[0])
+        if log_delta < -_LEAST_DEPTH / _DEPTH:
+            raise Unreliable
+        high = np.float64(1.0)
+        while float(side(high).log_delta) > log_delta:
+            high = 2.0 * high
+        low = np.float64(0.0)
+        if float(side(low).log_delta) <= log_delta:
+            return 0.0
+        return float(solve(side, np.float64(log_delta), 0.5 * high, low, high)[0])
 
 
 def epoch_cumulant(run: DPSGD) -> EpochCumulant:
