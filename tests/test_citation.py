@@ -22,10 +22,9 @@ def test_the_sentence_has_run_unit_neighbours_sampling_release_guarantee_and_pre
         "Training was DP-SGD: 1,000 steps, sample rate 0.01, noise multiplier 1, Poisson sampling. It is "
         "(1.829, 1e-5)-DP under adding or removing one example, for all iterates (composition). For the final model "
         "alone, the last-iterate heuristic (Steinke et al. 2025) predicts epsilon 1.278 at the same delta for the same "
-        "neighbours; this is not a guarantee. An attacker who accepts 1% false alarms, among people who are not in the "
-        "data, finds at most 2.92% of the members, the people who are (predicted: at most 2.28%). An attacker who "
-        "guesses a person's secret with probability 10% from a model trained without that person guesses it with at "
-        "most 19.5% "
+        "neighbours; this is not a guarantee. An attacker who accepts 1% false alarms (people outside the data) finds "
+        "at most 2.92% of the people in the data (predicted: at most 2.28%). An attacker who guesses a person's secret "
+        "with probability 10% from a model trained without that person guesses it with probability at most 19.5% "
         "from this one (predicted: at most 16.9%). Both sentences are for people with one example in the data. These "
         "numbers are for one training: choosing hyperparameters on the same data costs extra privacy."
     )
@@ -51,14 +50,14 @@ def test_what_the_heuristic_refuses_it_does_not_predict():
 @pytest.mark.parametrize(
     ("changes", "first", "second"),
     [
-        ({}, "finds at most 2.92% of the members, the people who are (predicted: at most 2.28%)", "one example"),
-        ({"noise_multiplier": 0.1}, "may find 100% of the members, the people who are (predicted: at", "one example"),
+        ({}, "finds at most 2.92% of the people in the data (predicted: at most 2.28%)", "one example"),
+        ({"noise_multiplier": 0.1}, "may find 100% of the people in the data (predicted: at", "one example"),
         ({"group_size": 4}, "finds at most", "for people with at most 4 examples in the data"),
-        ({"sampling": "shuffled"}, "finds at most", "guesses it with at most"),
+        ({"sampling": "shuffled"}, "finds at most", "guesses it with probability at most"),
         ({"optimizer": li.Adam(0.1)}, "(predicted by an approximation of a heuristic: at most", "one example"),
         ({"neighbours": "replace"}, "finds at most", "from a model trained on someone else instead of that person"),
         ({"releases": 10}, "finds at most", "from the released ones (predicted"),
-        ({"releases": 5, "optimizer": li.SGD(momentum=0.9)}, "who are (no prediction).", "(no prediction)"),
+        ({"releases": 5, "optimizer": li.SGD(momentum=0.9)}, "in the data (no prediction).", "(no prediction)"),
     ],
 )
 def test_the_sentences_on_risk_have_the_guarantee_first_and_are_rounded_up(changes, first, second):
@@ -77,5 +76,5 @@ def test_the_sentences_on_risk_have_the_guarantee_first_and_are_rounded_up(chang
 def test_without_a_guarantee_the_sentences_on_risk_say_so(monkeypatch):
     monkeypatch.setattr("lastiterate.citation._by_guarantee", lambda run, question: ("", Answer(None, "none")))
     member, secret = risk_sentences(RUN)
-    assert "is predicted to find at most 2.28% of the members, the people who are; nothing is guaranteed." in member
-    assert "is predicted to guess it with at most 16.9% from this one; nothing is guaranteed." in secret
+    assert "is predicted to find at most 2.28% of the people in the data; nothing is guaranteed." in member
+    assert "is predicted to guess it with probability at most 16.9% from this one; nothing is guaranteed." in secret

@@ -65,7 +65,6 @@ MATHEMATICS = ("privacy.mixtures", "privacy.losses", "privacy.analyses")
 NO_MATHEMATICS = {"plot", "web", "cli"}  # rooms that show what others have computed
 UPWARD = {  # methods of a value that a room above carries out
     "plot.audit_charts:audit_chart",
-    "plot.chart_file:missing_libraries",
     "plot.check:check_chart",
     "plot.page:write_page",
     "plot.run_charts:power_chart",

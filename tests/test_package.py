@@ -24,6 +24,29 @@ def test_import_loads_nothing_so_that_the_program_can_answer_ctrl_c_at_once():
     assert set(li.__all__) <= set(dir(li))
 
 
+def loaded_by(code):
+    """Return the modules of this package that a program loads."""
+    program = f"{code}; import sys; print(*(name for name in sys.modules if name.startswith('lastiterate')))"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    return output.splitlines()[-1].split()
+
+
+def test_the_heuristic_loads_none_of_the_standard_analysis():
+    loaded = loaded_by("import lastiterate as li; li.last_iterate(li.DPSGD(100, 0.1, 1.0)).epsilon(1e-5)")
+    assert not [name for name in loaded if "composition" in name or name.startswith("lastiterate.privacy.losses")]
+    assert len(loaded) <= 26, loaded
+
+
+def test_a_quick_command_loads_no_analysis_of_rare_runs():
+    options = ["--steps", "100", "--sample-rate", "0.1", "--noise-multiplier", "1", "--delta", "1e-5"]
+    loaded = loaded_by(f"from lastiterate.cli.app import app; app({['epsilon', *options]!r}, standalone_mode=False)")
+    assert "lastiterate.privacy.analyses.composition" in loaded
+    assert not [
+        name for name in loaded if name.endswith(("epoch_loss", "truncated_loss", "mixture_loss", "checkpoints"))
+    ]
+    assert len(loaded) <= 48, loaded
+
+
 NEEDS_EXTRAS = (  # rooms and modules that cannot be loaded without their extra
     "lm",
     "training",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastiterate.common.validation import number
-from lastiterate.compare_analyses import Answer, ask, require_curves
+from lastiterate.compare_analyses import Answer, answer_fields, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.privacy.curve import SMALLEST_ERROR
@@ -125,13 +125,8 @@ class Risk:
 
     def fields(self) -> Fields:
         """Return JSON fields. ``guarantee_reason`` and ``prediction_reason`` say why a field is null."""
-        shown: Fields = {self.at[0]: self.at[1], "guarantee": self.guarantee.value}
-        if self.guarantee.value is None:
-            shown["guarantee_reason"] = self.guarantee.reason
-        shown["prediction"] = self.prediction.value
-        if self.prediction.value is None:
-            shown["prediction_reason"] = self.prediction.reason
-        return shown
+        name, value = self.at
+        return {name: value} | answer_fields({"guarantee": self.guarantee, "prediction": self.prediction})
 
 
 def risk_of(run: DPSGD, baseline: float) -> Risk:
@@ -183,10 +178,10 @@ def risk_sentences(
     these = "from this one" if run.release_count == 1 else "from the released ones"
     most = f"at most {run.group_size:,} examples" if run.group_size > 1 else "one example"
     return (
-        f"An attacker who accepts {per_cent(false_alarms)} false alarms, among people who are not in the data, "
-        f"{_succeeds(run, member, 'finds', 'find', 'of the members, the people who are')}.",
+        f"An attacker who accepts {per_cent(false_alarms)} false alarms (people outside the data) "
+        f"{_succeeds(run, member, 'finds', 'find', 'of the people in the data')}.",
         f"An attacker who guesses a person's secret with probability {per_cent(lucky_guesses)} from a model {without} "
-        f"that person {_succeeds(run, secret, 'guesses it with', 'guess it with', these)}. "
+        f"that person {_succeeds(run, secret, 'guesses it with probability', 'guess it with probability', these)}. "
         f"Both sentences are for people with {most} in the data.",
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from lastiterate.common.types import Fields, Track
+from lastiterate.common.types import Fields, Track, with_reasons
 from lastiterate.common.validation import function, instance, one_of
 from lastiterate.formatting import spell_up
 from lastiterate.optimizer import APPROXIMATION
@@ -152,12 +152,8 @@ def _noise_row(run: DPSGD, name: str, target: Target, curves: Curves) -> Fields:
 
 def answer_fields(answers: dict[str, Answer], run: DPSGD | None = None) -> Fields:
     """Return the kind of prediction and the answers as JSON fields. ``<name>_reason`` says why a field is null."""
-    shown: Fields = prediction_fields(run)
-    for name, answer in answers.items():
-        shown[name] = answer.value
-        if answer.value is None:
-            shown[f"{name}_reason"] = answer.reason
-    return shown
+    values = {name: answer.value for name, answer in answers.items()}
+    return prediction_fields(run) | with_reasons(values, {name: answer.reason for name, answer in answers.items()})
 
 
 def prediction_fields(run: DPSGD | None) -> Fields:

@@ -76,9 +76,10 @@ class DPSGD(ByFields):
         sample_rate: probability q that an example is in a batch.
         noise_multiplier: standard deviation sigma of the noise, in units of ``clip_norm``.
         sampling: ``"poisson"`` (each example independently), ``"fixed"`` (batches of fixed size, drawn without
-            replacement at each step), ``"shuffled"`` (each example once per epoch) or ``"full"`` (the whole data set).
-            ``"truncated-poisson"`` is Poisson sampling with at most ``max_batch_size`` of ``dataset_size`` examples in
-            a batch. If more are drawn, a random part of them is used and the others are dropped.
+            replacement at each step), ``"shuffled"`` (each example once per epoch), ``"balls-in-bins"`` (each example
+            in one random batch of each epoch) or ``"full"`` (the whole data set). ``"truncated-poisson"`` is Poisson
+            sampling with at most ``max_batch_size`` of ``dataset_size`` examples in a batch. If more are drawn, a
+            random part of them is used and the others are dropped.
         clip_norm: norm to which per-example gradients are clipped. The analyses depend on it only through Adam's
             ``eps`` and L2 decay.
         optimizer: the map from gradients to parameters. It determines the weights of the steps. If it is None, all

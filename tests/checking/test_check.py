@@ -262,5 +262,5 @@ def test_a_check_looks_at_the_last_iterate_and_at_single_examples_and_says_so():
     run = li.DPSGD(8, 0.5, 1.0, optimizer=li.SGD(0.1), releases=4, group_size=3, neighbours="replace")
     result = li.check(run, own_trainer(run, PROBLEM), models=16)
     assert not result.faults
-    assert any("Of the 4 released iterates only the last one is checked" in note for note in result.notes)
+    assert any("Only the last of the 4 released iterates is checked" in note for note in result.notes)
     assert any("group_size and neighbours are not checked" in note for note in result.notes)

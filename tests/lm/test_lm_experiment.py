@@ -50,7 +50,7 @@ def test_scores_have_the_signal_that_is_expected(problem, name):
     """By draws of what was crafted; 2 x 24 models, fixed seed, d' to four standard errors."""
     run = RUN.replace(**FIELDS[name])
     result = li.audit(run, problem, UnseenTokens(references=16, candidates=4, length=8), models=24, **QUICK)
-    expected = result.outlook.expected
+    expected = result.forecast.expected
     if run.release_count > 1:
         from lastiterate.auditing.evidence.estimates import likelihood_ratios
 

@@ -1,6 +1,6 @@
 import pytest
 
-from lastiterate.cli.options import curves_of, integers_of, number_of, run_of
+from lastiterate.cli.serve import curves_of, integers_of, number_of, run_of
 from lastiterate.web.form_fields import Reader
 from tests.web.running import Running
 

@@ -104,7 +104,7 @@ def test_a_slider_moves_and_the_numbers_are_those_of_python(visit):
         page.locator(f"#picture-{picture}[data-drawn] svg").wait_for()
         assert page.locator(f"#picture-{picture} svg path").count() > 3
     sync_api.expect(page.locator("#members-words")).to_contain_text(
-        re.compile(r"at most [\d.]+% of the members"), timeout=PATIENCE
+        re.compile(r"at most [\d.]+% of the people in the data"), timeout=PATIENCE
     )
     run = li.DPSGD.from_batches(50_000, 1024, 60, 1.0)
     enough = float(li.calibrate(run, epsilon=8.0, delta=1e-5, analysis=li.composition).noise_multiplier)
@@ -284,7 +284,7 @@ def test_an_audit_is_watched_from_its_first_model_to_its_verdict(visit, tmp_path
     running = Running("watch", str(folder))
     try:
         page = visit("/audits", at=running)
-        sync_api.expect(page.locator("#rows")).to_contain_text("No store is here yet", timeout=PATIENCE)
+        sync_api.expect(page.locator("#rows")).to_contain_text("There is no store here yet", timeout=PATIENCE)
         script = tmp_path / "mine.py"
         script.write_text(textwrap.dedent(AUDIT))
         auditing = subprocess.Popen([sys.executable, str(script), str(folder / "mine.sqlite")])

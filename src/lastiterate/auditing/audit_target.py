@@ -14,7 +14,7 @@ from typing import Any
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.auditing.user_code import import_file, is_python
-from lastiterate.common.errors import AttackFailed, TrainerFailed, guarded
+from lastiterate.common.errors import AttackFailed, BadArgument, TrainerFailed, guarded
 from lastiterate.common.types import IntegerArray, RealArray
 from lastiterate.common.validation import told
 from lastiterate.optimizer import SGD, is_sgd
@@ -90,7 +90,9 @@ def with_defaults(
         return run
     if not examples or run.guarantee != "composition":
         why = "the default noise, for epsilon 8 by composition, is only for other sampling"
-        raise ValueError(f"noise_multiplier must be given for a trainer, and for shuffled or fixed-size batches: {why}")
+        raise BadArgument(
+            "noise_multiplier", f"must be given for a trainer, and for shuffled or fixed-size batches: {why}"
+        )
     return _calibrated(run)
 
 
@@ -102,7 +104,7 @@ def _users(where: str, run: DPSGD | None) -> Subject:
     file, name, module = _imported("trainer", where)
     train = getattr(module, name, None)
     if not callable(train):
-        raise ValueError(f"trainer must name a function in {str(file)!r}, got {name!r}")
+        raise BadArgument("trainer", f"must name a function in {str(file)!r}, got {name!r}")
     own = getattr(module, "run", None)
     if run is not None and own is not None:
         raise ValueError(f"the run must be described either by options or in {str(file)!r}, not by both")
@@ -117,7 +119,7 @@ def users_attack(where: str) -> object:
     """Return the attack in a Python file: the named instance, or an instance of the named class."""
     file, name, module = _imported("attack", where)
     if not hasattr(module, name):
-        raise ValueError(f"attack must name a class in {str(file)!r}, got {name!r}")
+        raise BadArgument("attack", f"must name a class in {str(file)!r}, got {name!r}")
     named = getattr(module, name)
     if not isinstance(named, type):
         return named

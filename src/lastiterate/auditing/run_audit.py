@@ -31,7 +31,7 @@ from lastiterate.auditing.stopping_rules import Look, Pace, Until, Watch, read_u
 from lastiterate.auditing.stores.audit_record import Crafted, Record
 from lastiterate.auditing.stores.serialization import damaged
 from lastiterate.auditing.stores.store import MemoryStore, Store, begin
-from lastiterate.common.errors import Breakdown, TrainerFailed
+from lastiterate.common.errors import BadArgument, Breakdown, TrainerFailed
 from lastiterate.common.types import BoolArray, Fields, IntArray, IntegerArray, RealArray
 from lastiterate.common.validation import boolean, told
 from lastiterate.data.files import BadFile
@@ -103,11 +103,11 @@ def audit(
     question = Question(delta, confidence, methods, threshold, claim_epsilon, claim_noise, validity, contraction, fault)
     ends = read_until(until)
     if ends is not None and validity != "anytime":
-        raise ValueError(f"validity must be 'anytime' with until, got {told(validity)}")
+        raise BadArgument("validity", f"must be 'anytime' with until, got {told(validity)}")
     if progress is not None:
         boolean("progress", progress)
     if store is not None and (not isinstance(store, (str, Path)) or not str(store) or "\0" in str(store)):
-        raise ValueError(f"store must be the path of a file, or None to keep nothing, got {told(store)}")
+        raise BadArgument("store", f"must be the path of a file, or None to keep nothing, got {told(store)}")
     chosen = named_attack(attack) if isinstance(attack, str) else attack
     about = about_of(name, owner, notes)
     given = Given(run, chosen, models, seed, test, data, open_ended=validity == "anytime")

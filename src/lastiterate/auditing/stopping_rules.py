@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias, TypeVar
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import instance, number, told, written_number
 from lastiterate.formatting import spell, spell_down
 
@@ -51,7 +52,7 @@ def read_until(text: str | None) -> Until | None:
         name, equals, value = part.strip().partition("=")
         amount = written_number(value) if equals else None
         if name in given or (part.strip() != "refuted" and (name not in ("minutes", "epsilon") or amount is None)):
-            raise ValueError(f"until must be {_ALLOWED}, got {told(text)}")
+            raise BadArgument("until", f"must be {_ALLOWED}, got {told(text)}")
         given[name] = 1.0 if amount is None else number(name, amount, 0.0, open_low=True)
     return Until("refuted" in given, given.get("minutes"), given.get("epsilon"))
 

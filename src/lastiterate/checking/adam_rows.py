@@ -1,7 +1,7 @@
 """Checks of trainings with Adam, whose first step is the learning rate times the sign of each gradient.
 
-A clipped canary moves the gradient of a parameter by little against the noise, so that it seldom changes a sign. More
-changes than the noise allows are a fault, whatever the gradients are.
+A clipped canary is small compared with the noise, so it seldom changes the sign of a gradient. More sign changes than
+the declared noise allows are a fault, for any gradients.
 """
 
 from __future__ import annotations
@@ -16,46 +16,50 @@ from lastiterate.checking.effects import ABOVE, Effects
 from lastiterate.checking.noise_rows import NOISE
 from lastiterate.checking.trainings import Setting
 from lastiterate.common.types import FloatArray
-from lastiterate.optimizer import Adam
+from lastiterate.optimizer import Adam, is_adam
 
 LARGE = "clipping of large gradients"
 NOTE = (
-    "Adam divides by the running size of its gradients. The size of noise, small gradients and steps does not show: "
-    "check the same training with SGD in its place, as noise, clipping and sampling come before the optimizer."
+    "Adam divides by the running size of its gradients, which hides the size of noise, small gradients and steps. "
+    "Check the same training with SGD instead of Adam: noise, clipping and sampling come before the optimizer."
 )
 _HIDDEN = "Adam hides the size of the noise; check the code with SGD", "SGD"
 
 
 def _adam(setting: Setting) -> tuple[Adam, float]:
     adam = setting.declared.run.optimizer
-    assert isinstance(adam, Adam)
+    assert is_adam(adam)
     return adam, float(np.ravel(adam.learning_rate)[0])
 
 
 def step_row(setting: Setting, models: FloatArray, starts: FloatArray | None) -> Row:
-    """Return the largest first step over the learning rate: at most 1, as |g| / (sqrt(g^2) + eps) is below 1.
+    """Return the largest first step, divided by the learning rate: at most 1, as |g| / (sqrt(g^2) + eps) is below 1.
 
-    A second moment that lacks the noise divides by too little.
+    The step is larger if the second moment does not include the noise.
     """
     adam, rate = _adam(setting)
     if starts is None:
-        return not_checked(STEPS, "initial values are not known: let the trainer take steps=0")
+        return not_checked(STEPS, "initial values are not known: let the trainer accept steps=0")
     kept = 1.0 - rate * adam.weight_decay if adam.decoupled else 1.0
     largest = float(np.abs(models - kept * starts).max()) / rate
     slack = setting.allowances.exact + setting.trainings.floor(1) / rate
-    why = "a step is larger than Adam's first can be: look at the learning rate, and whether both moments have noise"
+    why = (
+        "the first step is larger than Adam allows; check the learning rate, and whether both moments include the noise"
+    )
     return judged(STEPS, (largest, 1.0, 0.0, largest + slack), largest > 1.0 + slack, why, f"x {1.0 + slack:.3g}")
 
 
 def signs_row(setting: Setting, ones: Effects | None) -> Row:
-    """Return how many signs clipped canaries changed in one step, over the most that the declared noise allows.
+    """Return the number of signs that clipped canaries changed in one step, divided by the number expected.
 
     A shift of c changes the sign of a number with normal noise with probability at most 2 Phi(c / 2 sigma) - 1.
     """
     if not len(setting.direction):
         return cannot_tell(NOISE, None, *_HIDDEN)
     if ones is None or not ones.vectors:
-        return cannot_tell(NOISE, None, "the canary was in no batch of one step, or the trainer takes no steps", "SGD")
+        return cannot_tell(
+            NOISE, None, "the canary was in no one-step batch, or the trainer takes no number of steps", "SGD"
+        )
     sigma, rate = float(setting.declared.noise[0]) / setting.declared.run.clip_norm, _adam(setting)[1]
     sizes = np.abs(setting.direction[setting.columns])
     chance, trials = float(np.mean(erf(sizes / (2.0 * np.sqrt(2.0) * sigma)))), len(ones.vectors) * len(sizes)
@@ -64,8 +68,8 @@ def signs_row(setting: Setting, ones: Effects | None) -> Row:
     # Noise of a share f changes 1 / f times as many signs; one standard deviation is on top.
     share = changed / (most + 1.0 + np.sqrt(most + 1.0)) if changed else 0.0
     why = (
-        "canaries change more signs of the first step than noise lets them: look at the noise, at the norm that is "
-        "clipped to, and whether every tensor has noise"
+        "clipped canaries change more signs of the first step than the declared noise allows; check the noise, the "
+        "clipping norm, and whether every tensor has noise"
     )
     numbers = changed / expected, 1.0, 0.0, most / expected
     row = judged(NOISE, numbers, changed > most, why, f"noise x {share:.2g}" if share > 0.01 else "")
@@ -73,7 +77,7 @@ def signs_row(setting: Setting, ones: Effects | None) -> Row:
 
 
 def large_row(setting: Setting, whole: Effects) -> Row:
-    """Compare a huge canary with one just above the clipping norm. They must do the same, with any optimizer."""
+    """Compare a huge canary with one just above the clipping norm. Both have the same effect, with any optimizer."""
     canary, effect = ABOVE * setting.declared.run.clip_norm * setting.direction, whole.best[1]
     above, size = whole.of(canary, "just above the norm"), float(np.linalg.norm(effect))
     if above is None:
@@ -82,7 +86,7 @@ def large_row(setting: Setting, whole: Effects) -> Row:
     allowed = setting.allowances
     limit = allowed.exact + allowed.rounding * setting.trainings.floor(whole.steps) / size
     why = (
-        "a large gradient does not do what it does when clipped to the declared norm: look at the norm, at "
-        "what it is taken of (all tensors of one example), and whether sums or means are clipped"
+        "a huge gradient and one just above the clipping norm have different effects; check the clipping norm, whether "
+        "it is the norm of all tensors of one example, and whether sums or means are clipped"
     )
     return judged(LARGE, (rest, 0.0, 0.0, rest + limit), rest > limit, why, f"norm x {ABOVE}")

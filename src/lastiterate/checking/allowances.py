@@ -9,7 +9,7 @@ from lastiterate.common.validation import number
 
 @dataclass(frozen=True)
 class Allowances:
-    """Numbers that are a choice, not a quantile. A row is ``ok`` only if it would have found the faults stated here.
+    """Numbers that were chosen, not computed. A row is ``ok`` only if it would have found the faults stated here.
 
     Args:
         power: probability with which a stated fault must be found.
@@ -17,18 +17,18 @@ class Allowances:
         norm: stated fault of clipping, as a multiple of the declared norm.
         rate: stated fault of participation, as a multiple of the declared sample rate.
         exact: relative deviation that counts as equal: rounding, and constants such as Opacus' 1e-6 in the divisor.
-        curvature: relative change by curvature of what three steps, or the noise of a whole run, add up to.
+        curvature: relative change that curvature may cause in the sum of three steps, or in the noise of a whole run.
         largest_batch: batch size beyond which ``batch_size`` must be given. It bounds the variance of sampling.
         kurtosis: excess kurtosis that sampling may add to normal noise.
-        sampling: relative variance that sampling may add where the law of the noise is tested. Excess kurtosis of
-            sampling counts by the square of this, so that one of 50 adds ``kurtosis``.
+        sampling: relative variance that sampling may add where the law of the noise is tested. The excess kurtosis of
+            sampling is multiplied by the square of this number, so that an excess of 50 adds ``kurtosis``.
         pattern: relative deviation within which advice names a known pattern. Verdicts do not depend on it.
-        rounding: multiple of the size of rounding errors below which an effect counts as none.
-        whole: distance from whole numbers, at all seeds, below which counts of batches are these numbers.
+        rounding: multiple of the size of rounding errors below which an effect counts as zero.
+        whole: largest distance of batch counts from whole numbers for which the counts are taken as whole.
         unseen: probability that the planned one-step pairs never show the canary.
-        equal: distance between models that counts as none, in units of the noise between two models: sums that are
-            not always taken in one order differ by roundings.
-        short: number of steps up to which more trainings of the declared length are made than the given models.
+        equal: distance between models that counts as zero, in units of the noise between two models. Sums that are
+            computed in another order differ by rounding errors.
+        short: largest number of steps for which more full-length models are trained than requested.
         most_seeds: largest number of one-step pairs that are trained to count the canary's batches.
         most_copies: largest number of one-step pairs that are trained to find several copies in a batch.
     """

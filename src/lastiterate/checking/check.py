@@ -30,11 +30,11 @@ ROWS = 16  # rows with a random error, each with an equal share (union bound); a
 _SHORT = 3  # steps of short trainings, which show momentum and repeated noise
 SHARED, LENGTH = "shared randomness", "number of steps"
 _NO_STEPS = (
-    "The trainer takes no number of steps. One that is called as train(seed, canary, steps) is also checked after one "
-    "step: for the law of the noise, distinct values, noise that is used again, parameters without noise, the size of "
-    "steps, momentum, and the noise of the last step."
+    "The trainer takes no number of steps. A trainer train(seed, canary, steps) is also checked after one step: the "
+    "law of the noise, distinct values, noise that is used again, parameters without noise, the size of steps, "
+    "momentum, and the noise of the last step."
 )
-_ABSENT, _MORE = "the canary was in no batch that was trained", "more models or a larger sample rate"
+_ABSENT, _MORE = "the canary was in no batch", "more models or a larger sample rate"
 _PLACE = "the canary's place in both worlds"
 
 
@@ -53,24 +53,24 @@ def check(
 ) -> CheckResult:
     """Check training code against its declared run.
 
-    Only the last iterate is looked at, and a canary is one example, whatever the run releases and whom it protects.
+    Only the last iterate is checked. A canary is one example, even if the run protects groups.
 
     Args:
-        run: the declared run, of at most a million steps. The learning rate of its optimizer is that of the sum of
-            gradients; without an optimizer or weights it is 1.
-        train: ``train(seed, canary)`` or, better, ``train(seed, canary, steps)`` returns parameters: arrays, a dict,
-            list or tuple of them, a PyTorch module or a state dict. ``canary`` is False, or what the argument of that
-            name says. ``steps`` is the number of steps of the run after which training stops.
-        models: number of models of the declared length that are trained, in [8, 1000]. Short ones come on top,
-            and one more for each canary if worlds with and without a canary do not share randomness.
-        canary: ``"gradient"``: the trainer is given a gradient in the form of the parameters, to be added to the data
-            as one more example's gradient before clipping, and drawn into batches as any other. ``"example"``: True,
-            which puts in an example of the trainer's own; less is checked then.
+        run: the declared run, of at most a million steps. The learning rate of its optimizer is for the sum of
+            gradients. Without an optimizer or weights it is 1.
+        train: ``train(seed, canary)`` or, better, ``train(seed, canary, steps)``. It returns parameters: arrays, a
+            dict, list or tuple of arrays, a PyTorch module or a state dict. ``canary`` is False in the world without
+            the canary. Training stops after ``steps`` steps of the run.
+        models: number of models that are trained with all steps, in [8, 1000]. Short trainings are extra. If worlds
+            with and without a canary do not share randomness, each canary needs one more model.
+        canary: ``"gradient"``: the trainer is given a gradient in the form of the parameters. It adds the gradient to
+            the data as the unclipped gradient of one more example, which is drawn into batches like the others.
+            ``"example"``: the trainer is given True and adds an example of its own. Fewer rows are then checked.
         seed: seed of the trainer's seeds and of the canaries.
-        error: probability that a correct training has any fault in the result.
-        batch_size: expected number of examples in a batch. It tells too much noise from that of sampling.
-        initial: ``initial(seed)`` returns the parameters before training, if they follow the seed.
-        told: is called after each training of the declared length, as for a progress bar.
+        error: probability that the check of a correct training reports a fault.
+        batch_size: expected number of examples in a batch. It separates too much noise from the effect of sampling.
+        initial: ``initial(seed)`` returns the parameters before training, if they depend on the seed.
+        told: a function that is called after each full-length training, for example by a progress bar.
         allowances: stated faults and tolerated deviations; None: the defaults of ``Allowances``.
     """
     declared = Declared(require_run(run))
@@ -98,21 +98,21 @@ def _not_looked_at(run: DPSGD) -> list[str]:
     """Return sentences on the parts of a run that a check of single models does not see."""
     notes = []
     if run.release_count > 1:
-        notes.append(f"Of the {run.release_count:,} released iterates only the last one is checked.")
+        notes.append(f"Only the last of the {run.release_count:,} released iterates is checked.")
     if run.group_size > 1 or run.neighbours == "replace":
         notes.append(
-            "Canaries are single examples that are present or absent: group_size and neighbours are not checked."
+            "group_size and neighbours are not checked: a canary is a single example that is present or absent."
         )
     return notes
 
 
 class _Check:
-    """One check: trains models, and collects rows and notes.
+    """One check. It trains models, and collects rows and notes.
 
-    Of the models of the declared length, ``plain`` have no canary and ``pairs`` have one; one is trained twice.
-    ``last`` seeds are also trained for one step less, with momentum for two. Without one-step models, ``shapes``
-    canaries of other norms are among them. One-step models come on top: ``singles`` have no canary, and
-    ``short_pairs`` are trained with and without.
+    ``plain`` full-length models have no canary, ``pairs`` have one, and one model is trained twice. ``last`` seeds are
+    also trained for one step less, and with momentum for two steps less. Without one-step models, ``shapes`` more
+    models have canaries of other norms. One-step models are extra: ``singles`` have no canary, and ``short_pairs`` are
+    trained with and without it.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class _Check:
 
     @property
     def _tensors(self) -> tuple[int, ...]:
-        """Tensors that have a row of their own."""
+        """The tensors that have their own rows: all of them, unless there is only one."""
         return self.setting.tensors if len(self.trainings.like.names) > 1 else ()
 
     def _models_for(self, pairs: int) -> int:
-        """Return the number of models that a number of pairs takes."""
+        """Return the total number of models for this number of pairs."""
         shapes = self.shapes if self.with_gradients and not self.has_steps else 0
         return 2 * pairs + 1 + shapes + self.last * self.earlier
 
@@ -156,7 +156,7 @@ class _Check:
             canary = huge(spread(like, tensors, self.trainings.seed), self.declared.run.clip_norm)
             effect = self.trainings.effect(0, canary, 1 if self.has_steps else self.steps, "with a canary")
             still = [i for i in still if effect is not None and not effect[like.slices[i]].any()]
-        why = "never changes, with a canary neither: it is not trained"
+        why = "the tensor is not trained: it never changes, not even with a canary"
         self.frozen = [not_checked(noise_rows.NOISE, why, like.names[i]) for i in still if len(still) < len(tensors)]
         return [i for i in tensors if i not in still] or tensors
 
@@ -169,7 +169,7 @@ class _Check:
         ]
         self.repeats = seeds[0].status == "ok"
         if self.one_step and self.steps > 1 and np.array_equal(trainings.without(0, 1), self.models[0]):
-            why = f"1 and {self.steps} steps give the same model: look whether the trainer stops after `steps` steps"
+            why = f"1 and {self.steps} steps give the same model; check whether the trainer stops after `steps` steps"
             return [Row(LENGTH, None, None, None, None, None, "fault", why), *seeds]
         if self.one_step:
             self._plan_one_step()
@@ -211,14 +211,14 @@ class _Check:
         self.short_pairs = int(np.ceil(max(wanted)))
 
     def _noise_models(self, count: int, steps: int) -> FloatArray:
-        """Return models without a canary, from which initial values that follow the seed are taken out."""
+        """Return models without a canary. Initial values that depend on the seed are subtracted."""
         models = self.trainings.models(count, steps)
         if not self.setting.seeded or self.start is None or len(self.start) < count:
             return models
         return models - self.declared.prefix(steps).memory * self.start[:count]
 
     def _effects(self) -> tuple[Effects | None, Effects]:
-        """Train with the huge canary, or with the trainer's example: one step, and the declared length."""
+        """Train with the huge canary, or with the trainer's example, for one step and for all steps."""
         ones = effects_over_seeds(self.setting, self.short_pairs, 1) if self.short_pairs else None
         is_one = ones is not None and self.steps == 1
         return ones, ones if is_one and ones else effects_over_seeds(self.setting, self.pairs, self.steps)
@@ -283,7 +283,7 @@ class _Check:
         return Counts(self.setting, totals, self.steps, hits)
 
     def _spread_row(self, counts: Counts, whole: Effects) -> Row:
-        """Return whether batches are independent or hold each example once an epoch, in one epoch if that is short."""
+        """Return the row that tells independent batches from batches with each example once per epoch."""
         setting, length, declared = self.setting, self.declared.epoch, self.declared
         row, apart = participation_rows.spread_row(counts), declared.is_certain or declared.run.min_separation > 1
         if not self.has_steps or apart or length > self.steps or (length == self.steps and row.status != "not checked"):
@@ -292,14 +292,14 @@ class _Check:
         if seeds > MOST_MODELS:
             return not_checked(participation_rows.SPREAD, "an example is in a batch of nearly every epoch")
         if length == self.steps > setting.allowances.short and seeds > self.pairs:
-            why = "too few models of one epoch to tell shuffled batches"
+            why = "too few models of one epoch to detect shuffled batches"
             return cannot_tell(participation_rows.SPREAD, None, why, f"{self._models_for(seeds)} models")
         found = whole
         if length < self.steps or seeds > self.pairs:
             found = effects_over_seeds(setting, max(seeds, FEW_SEEDS), length)
         if found.is_broken:
             return not_finite_row()
-        # Curvature takes any share of an effect, but hardly more than the rest of the stated one.
+        # Curvature may reduce an effect, but hardly by more than the stated share.
         effect = setting.allowances.curvature * float(np.abs(declared.prefix(length).weights).min())
         row = participation_rows.epoch_row(setting, found.taken, length)
         is_hidden = effect * declared.run.clip_norm <= setting.allowances.rounding * setting.trainings.floor(length)
@@ -308,7 +308,7 @@ class _Check:
         return row
 
     def _one_step_noise(self, ones: Effects) -> list[Row]:
-        """Return the rows of the noise of one step, and of its growth in three."""
+        """Return the rows of the noise of one step, and of the growth of the noise in three steps."""
         setting, variance = self.setting, self.declared.prefix(1).variance
         models = self._noise_models(max(self.singles, min(self.short_pairs, self.trainings.most_kept)), 1)
         rows = [noise_rows.noise_row(setting, models, variance, i) for i in (None, *self._tensors)]
@@ -326,9 +326,9 @@ class _Check:
         return rows
 
     def _left(self, ones: Effects) -> float:
-        """Return what a second step leaves of the effect of a canary in the first. Curvature takes the rest.
+        """Return the share of a canary's effect in the first step that is left after the second step.
 
-        With momentum, curvature cannot be told from another momentum, and only the allowance counts.
+        Curvature removes the rest. With momentum, curvature looks like another momentum, so only the allowance counts.
         """
         sgd = self.declared.run.optimizer
         if is_sgd(sgd) and (sgd.momentum or sgd.averaging is not None):
@@ -342,11 +342,11 @@ class _Check:
         weights = self.declared.prefix(2).weights
         ratio = float(second @ direction) / float(first @ direction)
         ratio *= float(self.declared.prefix(1).weights[0] / weights[0])
-        again = float(weights[1] / weights[0])  # if the canary is in the second batch, too
+        again = float(weights[1] / weights[0])  # if the canary is also in the second batch
         return float(np.clip(ratio - again if ratio > 1.0 + self.setting.allowances.exact else ratio, 0.0, 1.0))
 
     def _long_noise(self, counts: Counts | None) -> list[Row]:
-        """Return the noise of the whole training; of each tensor, too, if there are no one-step models."""
+        """Return the rows of the noise of all steps, and also of each tensor if there are no one-step models."""
         left, setting = 0.0, self.setting
         if counts is not None and counts.values.sum() > 0.0 and self.declared.run.noise_filter is None:
             most = counts.values.sum()
@@ -361,15 +361,15 @@ class _Check:
         return [rows[0], noise_rows.excess_row(setting, models, self.steps), *rows[1:]]
 
     def _example_rows(self, seen: Effects, whole: Effects) -> list[Row]:
-        """Return the rows of an example of the trainer's own, whose gradient is not known."""
+        """Return the rows for an example that the trainer adds. Its gradient is not known."""
         allowed, clip = self.setting.allowances, self.declared.run.clip_norm
         if not seen.vectors:
             return [cannot_tell(NORM, clip, _ABSENT, _MORE), not_checked(participation_rows.RATE, _ABSENT)]
         most = float(seen.size.max()) / float(np.abs(self.declared.prefix(seen.steps).weights).sum())
         limit = clip * (1.0 + allowed.exact + (0.0 if seen.steps == 1 else allowed.curvature))
-        why = "the example counts more than a clipped one may: look where gradients are clipped"
+        why = "the example has a larger effect than a clipped gradient; check where gradients are clipped"
         row = judged(NORM, (most, clip, 0.0, most), most > limit, why, f"norm x {limit / max(most, 1e-3 * clip):.2g}")
-        unknown = "the gradient of the trainer's own example is not known"
+        unknown = "the gradient of the trainer's example is not known"
         others = [not_checked(each, unknown) for each in CLIPPING if each != NORM]
         counted = seen if seen.steps == 1 else whole
         return [row, *others, participation_rows.presence_row(self.setting, counted.taken, counted.steps)]

@@ -31,9 +31,9 @@ class Row:
         low: lower end of the interval of the measured value.
         high: upper end of the interval.
         status: ``"ok"``, ``"fault"``, ``"cannot tell"`` or ``"not checked"``.
-        advice: one sentence: what the row means, and where to look in the code.
+        advice: one sentence on the meaning of the row, and on the place to look in the code.
         smallest_fault: the smallest fault that the row would have found, with the probability of ``Allowances.power``.
-        needs: what it takes to decide the row, such as "56 models"; empty if the row is decided.
+        needs: what would decide the row, such as "56 models". Empty if the row is decided.
     """
 
     name: str
@@ -112,7 +112,7 @@ class CheckResult:
     Attributes:
         run: the declared run.
         rows: one for each measurement.
-        models: number of trained models of the declared length, or up to two steps shorter.
+        models: number of trained models with all steps, or with up to two steps less.
         error: probability that a correct training has any fault here.
         notes: further observations, in sentences.
         short_models: number of trained models of three steps or fewer.
@@ -161,8 +161,8 @@ class CheckResult:
         """The meaning of the error."""
         short = f" and {self.short_models} of at most three steps" if self.short_models else ""
         return (
-            f"{self.models} models{short}. A correct training has a fault here with probability at most "
-            f"{spell(self.error)}, all rows together."
+            f"{self.models} models{short}. For a correct training, the probability of any fault here is at most "
+            f"{spell(self.error)}."
         )
 
     def to_dict(self) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The declared run in numbers: weights of the steps, variance of the noise, law of a canary's total weight."""
+"""Numbers of the declared run: weights of the steps, variance of the noise, law of a canary's total weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_DRAWN = 10**8  # numbers that are drawn one by one; the sum of more terms 
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """A run, step by step. Weights are those of the sum of gradients: learning rates are included."""
+    """A run, step by step. Weights are for the sum of gradients, and include learning rates."""
 
     run: DPSGD
 
@@ -29,7 +29,7 @@ class Declared:
 
     @cached_property
     def weights(self) -> FloatArray:
-        """Minus the derivative of the released parameters by the sum of gradients of each step."""
+        """Minus the derivative of the released parameters with respect to each step's sum of gradients."""
         return np.broadcast_to(np.asarray(self.run.effective_weights(), np.float64), (self.run.steps,))
 
     @cached_property
@@ -58,7 +58,7 @@ class Declared:
 
     @property
     def last_momentum(self) -> float:
-        """Share of the last but one step that momentum repeats in the last."""
+        """Share of the second to last step that momentum repeats in the last step."""
         sgd = self.run.optimizer
         if not is_sgd(sgd):
             return 0.0
@@ -67,12 +67,12 @@ class Declared:
 
     @property
     def step(self) -> float:
-        """Effect of a canary of norm at least the clipping norm that is in the first batch only."""
+        """Effect of a clipped canary that is only in the first batch."""
         return float(self.weights[0]) * self.run.clip_norm
 
     @cached_property
     def memory(self) -> float:
-        """Derivative of the released parameters by the initial ones: 1 without decay and averaging."""
+        """Derivative of the released parameters with respect to the initial ones: 1 without decay and averaging."""
         return 1.0 if self.run.optimizer is None else self.run.optimizer.memory(self.run.mechanism)
 
     @property
@@ -87,7 +87,7 @@ class Declared:
 
     @property
     def can_stop(self) -> bool:
-        """True if the weights of a shorter run are known. They are not if weights are given without an optimizer."""
+        """True if the weights of a shorter run are known. They are unknown if weights are given, not an optimizer."""
         return self.run.weights is None or np.ndim(self.run.weights) == 0
 
     @property
@@ -97,12 +97,12 @@ class Declared:
 
     @property
     def epoch(self) -> int:
-        """Number of steps in which an example is expected once."""
+        """Number of steps in which an example is expected to be used once."""
         return self.run.batches_per_epoch or max(1, round(1.0 / max(float(self.rates[0]), 1e-9)))
 
     @property
     def presence(self) -> float:
-        """Probability that an example is in any batch, if its batches are independent or once in each epoch."""
+        """Probability that an example is in some batch. Batches are independent, or contain it once per epoch."""
         if self.run.batches_per_epoch is not None:
             whole = self.run.steps >= self.run.batches_per_epoch
             return 1.0 if whole else float(self.rates.sum())
@@ -110,7 +110,7 @@ class Declared:
 
     @property
     def other(self) -> str:
-        """The sampling that is most easily taken for the declared one, in words."""
+        """The sampling that is most easily confused with the declared sampling, in words."""
         return "shuffled batches" if self.run.batches_per_epoch is None else "independent batches"
 
     def other_sampling(self) -> Declared:
@@ -122,7 +122,7 @@ class Declared:
         return Declared(self.run.replace(sampling="shuffled", sample_rate=rate, batches_per_epoch=batches))
 
     def with_rate(self, factor: float) -> Declared:
-        """Return the run with a multiple of the sample rate, at most 1. Once in each epoch stays once."""
+        """Return the run with a multiple of the sample rate, at most 1. One use per epoch stays one use."""
         if self.run.batches_per_epoch is not None or factor == 1.0:
             return self
         sampling = "poisson" if self.run.sampling == "full" else self.run.sampling
@@ -130,7 +130,7 @@ class Declared:
         return Declared(self.run.replace(sampling=sampling, sample_rate=rates))
 
     def total_weights(self, rng: np.random.Generator, draws: int, trainings: int = 1) -> FloatArray:
-        """Draw the sum of weights of the canary's batches, in this many trainings together."""
+        """Draw the sum of the weights of the canary's batches, over several trainings."""
         run = self.run.replace(group_size=1, releases=None, neighbours=None, noise_filter=None, min_separation=1)
         law, scale = law_of(run), float(np.abs(self.weights).max())
         law = replace(

@@ -16,12 +16,12 @@ from lastiterate.checking.parameters import Parameters
 from lastiterate.checking.trainings import Setting
 from lastiterate.common.types import BoolArray, FloatArray
 
-# ``spread`` has the same norm on every tensor and the same size in all coordinates of a tensor: clipping by layer, by
-# column or by coordinate lets more than the clipping norm of it through. Its signs are random.
-HUGE = 100.0  # clipping norms in the least coordinate of a huge canary: clipping to any smaller norm shows
+# ``spread`` has the same norm on every tensor and the same size in all coordinates of a tensor, so clipping by layer,
+# by column or by coordinate leaves more than the clipping norm. Its signs are random.
+HUGE = 100.0  # smallest coordinate of a huge canary, in clipping norms: clipping to any smaller norm shows
 SMALL, BELOW, ABOVE, TINY = 0.2, 0.75, 1.2, 1e-3  # norms of other canaries, in clipping norms
 _MOST_VECTORS = 8  # effects that are kept as vectors
-# Midway between a batch of one example that is divided by two, and noise of two models that is independent:
+# Midway between the effect of dividing a batch of one example by two, and independent noise of two models:
 _OWN = (1.0 / 2.0 + 1.0) / 2.0  # share of a model's own displacement in an effect
 _ALONG = (1.0 + np.sqrt(1.0 / 2.0)) / 2.0  # cosine of an effect and the displacement
 
@@ -41,13 +41,13 @@ def huge(direction: FloatArray, clip_norm: float) -> FloatArray:
 
 
 def huge_canary(setting: Setting) -> FloatArray | None:
-    """Return the huge canary of a check; None: the trainer's own example."""
+    """Return the huge canary of a check, or None if the trainer adds an example of its own."""
     return huge(setting.direction, setting.declared.run.clip_norm) if len(setting.direction) else None
 
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """Minus the displacements by the huge canary, or by the trainer's own example, one for each seed."""
+    """Effects of the huge canary, or of the trainer's example: minus the displacement of the model, for each seed."""
 
     setting: Setting
     steps: int
@@ -62,15 +62,15 @@ class Effects:
     def best(self) -> tuple[int, FloatArray]:
         """The seed at which canaries are compared, and the huge canary's displacement.
 
-        After one step it is the least, of one copy of the canary. After many steps it is the largest, which curvature
-        hides least.
+        After one step it is the smallest, which is due to one copy of the canary. After many steps it is the largest,
+        which curvature hides least.
         """
         sizes = [np.linalg.norm(vector) for _, vector in self.vectors]
         return self.vectors[int(np.argmin(sizes) if self.steps == 1 else np.argmax(sizes))]
 
     @property
     def unit(self) -> float:
-        """Displacement by a clipped canary in one step; after many steps, the clipping norm."""
+        """Displacement by a clipped canary in one step. After many steps, the clipping norm is the unit."""
         declared = self.setting.declared
         return declared.prefix(1).step if self.steps == 1 else declared.run.clip_norm
 
@@ -85,7 +85,7 @@ class Effects:
 
 
 def effects_over_seeds(setting: Setting, count: int, steps: int) -> Effects:
-    """Train with the huge canary, or with the example of the trainer, at ``count`` seeds."""
+    """Train with the huge canary, or with the trainer's example, at ``count`` seeds."""
     clip, canary, trainings = setting.declared.run.clip_norm, huge_canary(setting), setting.trainings
     along, sizes, rest, vectors = np.zeros(count), np.zeros(count), 0.0, list[tuple[int, FloatArray]]()
     least = 0.0
@@ -115,14 +115,14 @@ def off_canary(setting: Setting, effect: FloatArray) -> float:
 def is_shared(effects: Effects, models: FloatArray, start: FloatArray | None) -> bool:
     """Return whether both worlds of a seed share noise and batches.
 
-    A seed at which a huge canary changes nothing proves it. Otherwise a tiny canary must have no effect to speak of, or
-    one along the whole displacement, as division by the size of the batch has. If noise is not shared, the effect is
-    the model's own noise less that of another model.
+    They do if a huge canary changes nothing at some seed. Otherwise a tiny canary must have a negligible effect, or an
+    effect along the whole displacement, such as that of division by the batch size. If noise is not shared, the effect
+    is the difference of the noise of two models.
 
     Args:
         effects: effects of the huge canary.
-        models: models without a canary, of as many steps.
-        start: initial values of the first model; None: unknown.
+        models: models without a canary, of the same number of steps.
+        start: initial values of the first model, or None if they are unknown.
     """
     if not effects.taken.all():
         return True
@@ -132,7 +132,7 @@ def is_shared(effects: Effects, models: FloatArray, start: FloatArray | None) ->
     effect = setting.trainings.effect(0, canary, effects.steps, "with a canary (tiny)")
     if effect is None:
         return True
-    unit = clip * abs(float(np.sum(declared.weights)))  # what an example of the trainer's own may do
+    unit = clip * abs(float(np.sum(declared.weights)))  # the largest effect of an example of the trainer
     if canary is not None:
         effect = effect - float(effect @ direction) * direction
         unit *= 10.0 * TINY

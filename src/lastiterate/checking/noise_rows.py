@@ -1,8 +1,8 @@
-"""The noise of one step: variance, law, distinct values, and numbers that are used again.
+"""Rows on the noise: its variance, its law, distinct values, reused noise, and the noise of several steps.
 
 One step from fixed initial values has no curvature. Its parameters differ between seeds by the noise and by the batch,
-which are independent: the variance is at least that of the noise, in every direction. So tests for too little noise are
-exact, whatever sampling adds: chi-square for variances of normal numbers.
+which are independent. So the variance is at least that of the noise, in every direction. Tests for too little noise are
+chi-square tests of normal numbers. They are exact, because sampling can only add variance.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lastiterate.common.types import FloatArray
 NOISE, EXCESS, WITHOUT, LAW = "noise", "excess noise", "parameters without noise", "law of the noise"
 DISTINCT, AGAIN = "distinct values", "noise that is used again"
 SEVERAL, LAST, RELEASED = "noise of three steps", "noise of the last step", "noise of all steps"
-UNIFORM = 1.8  # kurtosis of the uniform law, which must be told from the normal law's 3; Laplace's is 6
-ENOUGH = 600  # numbers whose kurtosis follows Anscombe and Glynn (1983)
-_MOST_TIMES = 32  # times as many models that a row may ask for
+UNIFORM = 1.8  # kurtosis of the uniform law; that of the normal law is 3, that of Laplace's law 6
+ENOUGH = 600  # amount of numbers for which the approximation of Anscombe and Glynn (1983) holds
+_MOST_TIMES = 32  # largest multiple of the models that a row may ask for
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Lower:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval of the ratio; each end has the error of the test."""
+        """The interval of the ratio. Each end has the error of the test."""
         return self.ratio * self.freedom / float(chi2.isf(self.error, self.freedom)), self.ratio / self.quantile
 
     def smallest(self, power: float, least: float) -> float:
-        """Return the largest share of the declared deviation that is found with this power, 0 if none is.
+        """Return the largest share of the declared standard deviation that is found with this power, or 0.
 
-        Sampling adds to the variance of the fault as much as it added here. A ratio below ``least`` is a fault.
+        Sampling is assumed to add as much variance to a faulty training. A ratio below ``least`` is a fault.
         """
         likely = float(chi2.ppf(power, self.freedom)) / self.freedom
         return float(np.sqrt(max(0.0, self.quantile * least / likely - max(0.0, self.ratio - 1.0))))
 
 
 def freedom_to_see(setting: Setting) -> int:
-    """Return the degrees of freedom that find a tensor without noise where sampling adds little."""
+    """Return the degrees of freedom that find a tensor without noise, if sampling adds little variance."""
     error, ratio = setting.error / len(setting.tensors) / 3.0, 1.0 + setting.allowances.sampling  # up to three tests
     return first_integer(lambda n: Lower("", ratio, n, error).smallest(setting.allowances.power, 1.0) > 0.0, 1, 10**6)
 
@@ -65,8 +65,9 @@ def freedom_to_see(setting: Setting) -> int:
 def quiet_view(values: FloatArray) -> FloatArray | None:
     """Return half of the models in the quarter of directions that vary least in the other half.
 
-    The choice is independent of the returned models, so that their noise keeps its law. Directions are eigenvectors of
-    the covariance if there are more models than parameters, else single parameters. None: too few of either.
+    The choice does not depend on the returned models, so the law of their noise is unchanged. Directions are
+    eigenvectors of the covariance if there are more models than parameters, and otherwise single parameters. Return
+    None if there are too few models or parameters.
     """
     chosen, tested = values[::2], values[1::2]
     count = values.shape[1]
@@ -82,8 +83,8 @@ def lower_tests(
 ) -> list[Lower]:
     """Test all parameters, sums over the last axis, and the directions that vary least.
 
-    Gradients of an output layer sum up to zero over classes, so that such sums show the noise alone. After several
-    steps only all parameters together are tested: curvature may leave less variance in some.
+    Gradients of an output layer add up to zero over classes, so these sums show only the noise. After several steps,
+    only all parameters together are tested, because curvature may reduce the variance of some parameters.
     """
     columns = np.concatenate([np.arange(like.slices[i].start, like.slices[i].stop) for i in tensors])
     views = [("all parameters", models[:, columns])]
@@ -115,7 +116,8 @@ def noise_row(
 ) -> Row:
     """Return the row of too little noise.
 
-    ``least`` is the share of the declared variance that curvature of several steps may leave; None: of one step.
+    ``least`` is the smallest share of the declared variance that curvature of several steps may leave. It is None for
+    one step, which has no curvature.
     """
     allowed, like = setting.allowances, setting.like
     tensors = setting.tensors if tensor is None else (tensor,)
@@ -130,7 +132,7 @@ def noise_row(
     share = best.smallest(allowed.power, bound)
     words = f"noise x {np.floor(100 * share) / 100:.2g}" if share > 0.01 else "no noise" if share else ""
     row = Row(name, title, best.ratio, 1.0, *best.interval, "ok", "", words)
-    target = allowed.noise if tensor is None else 1e-3  # of a tensor: one without noise
+    target = allowed.noise if tensor is None else 1e-3  # the stated fault of a tensor is no noise
     if share >= target:
         return row
 
@@ -141,7 +143,7 @@ def noise_row(
         needed = 2 * (len(models) * first_integer(is_enough, 1, _MOST_TIMES) + 1)
         return row.undecided("too few models for so few parameters", f"{needed} models")
     why = (
-        f"batches alone make models differ: {best.ratio:.3g} times the declared variance in {best.words}; check with "
+        f"batches add too much variance: {best.ratio:.3g} times the declared variance in {best.words}; check with "
         "smaller batches or a larger noise multiplier"
     )
     return row.undecided(why, "smaller batches")
@@ -149,41 +151,41 @@ def noise_row(
 
 def _too_little(ratio: float, setting: Setting) -> str:
     if ratio < 1e-6:
-        return "no noise, or the same in all models: look where noise is added, and how its generator is seeded"
-    return f"too little: {diagnosis(ratio, setting)}"
+        return "no noise, or the same noise in all models; check where noise is added, and how its generator is seeded"
+    return f"too little noise: {diagnosis(ratio, setting)}"
 
 
 def diagnosis(ratio: float, setting: Setting) -> str:
     """Return the likely cause of a wrong variance, with the factor of the standard deviation."""
     factor, run = float(np.sqrt(ratio)), setting.declared.run
-    times = f"{factor:.3g} times the standard deviation declared"
+    times = f"{factor:.3g} times the declared standard deviation"
     sigma = float(np.mean(run.noise_multiplier))
     mean = (
-        "the learning rate is that of the mean of gradients, where the run needs that of their sum (rate / batch "
-        "size), or noise is scaled by the wrong one"
+        "the learning rate is for the mean of gradients (the run needs the rate for their sum: rate / batch size), or "
+        "noise is scaled by the wrong rate"
     )
     causes = [
         (setting.batch_size or 1.0, mean),
         (run.clip_norm, "noise is multiplied by the clipping norm twice, or not at all"),
-        (np.sqrt(sigma), "the noise multiplier is taken for a variance"),
+        (np.sqrt(sigma), "the noise multiplier is used as a variance"),
         (sigma, "the noise multiplier is applied twice, or not at all"),
     ]
     near = setting.allowances.pattern
     for cause, words in causes:
         if abs(np.log(cause)) > near and abs(abs(np.log(factor)) - abs(np.log(cause))) < near:
-            return f"{times}, as if {words}"
+            return f"{times}; perhaps {words}"
     if ratio > 1.5 and abs(ratio / round(ratio) - 1.0) < near:
-        return f"{times}, as if noise were added {round(ratio)} times, such as once for each micro-batch"
+        return f"{times}; perhaps noise is added {round(ratio)} times, such as once for each micro-batch"
     if max(factor, 1.0 / factor) > 3.0:
-        return f"{times}: if {max(factor, 1.0 / factor):.3g} is about the size of a batch, {mean}"
-    return f"{times}: look at the noise multiplier, and at the learning rate"
+        return f"{times}; if {max(factor, 1.0 / factor):.3g} is about the size of a batch, {mean}"
+    return f"{times}; check the noise multiplier and the learning rate"
 
 
 def excess_row(setting: Setting, models: FloatArray, steps: int) -> Row:
-    """Return the row of too much noise, which is no leak. Sampling must not explain it.
+    """Return the row of too much noise, which is not a leak. It is a fault if sampling does not explain the variance.
 
-    One step of Poisson sampling adds at most the clipping norm squared for each expected example of a batch, in all
-    parameters together.
+    One step of Poisson sampling adds at most the square of the clipping norm for each expected example of a batch, in
+    all parameters together.
     """
     allowed, declared = setting.allowances, setting.declared.prefix(steps)
     variance, squares = declared.variance, float(np.sum(declared.weights**2)) * declared.run.clip_norm**2
@@ -191,7 +193,7 @@ def excess_row(setting: Setting, models: FloatArray, steps: int) -> Row:
     least = min(tests, key=lambda test: test.interval[0])
     low, high = least.interval
     if setting.seeded:
-        return not_checked(EXCESS, "initial values follow the seed, and gradients with them")
+        return not_checked(EXCESS, "initial values, and therefore gradients, depend on the seed")
     found = np.sqrt((1.0 + allowed.curvature) / least.quantile)
     row = Row(EXCESS, None, least.ratio, 1.0, low, high, "ok", "", f"noise x {np.ceil(100 * found) / 100:.3g}")
     if low <= 1.0 + allowed.curvature:
@@ -200,28 +202,28 @@ def excess_row(setting: Setting, models: FloatArray, steps: int) -> Row:
     known = setting.batch_size if setting.batch_size is not None else allowed.largest_batch
     if examples > known:
         limit = "" if setting.batch_size else f", if batches have at most {known:g} examples (else give batch_size)"
-        why = f"too much, more than sampling explains{limit}: {diagnosis(least.ratio, setting)}"
+        why = f"too much noise, more than sampling explains{limit}: {diagnosis(least.ratio, setting)}"
         return row.fault(why)
-    why = f"{least.ratio:.3g} times the declared variance, which batches of {examples:.2g} examples would explain"
+    why = f"{least.ratio:.3g} times the declared variance; batches of {examples:.2g} examples would explain this"
     return row.finds("").skipped(why)
 
 
 def without_row(setting: Setting, models: FloatArray, variance: float) -> Row:
-    """Return how many parameters have less variance than any parameter with noise may have, by a union bound."""
+    """Return the number of parameters whose variance is too small for a parameter with noise, by a union bound."""
     found, freedom = models[:, setting.columns], len(models) - 1
     ratios = found.var(axis=0, ddof=1) / variance
     limit = float(chi2.ppf(setting.error / len(ratios), freedom)) / freedom * (1.0 - setting.allowances.exact)
     count = float(np.count_nonzero(ratios < limit))
     share = np.sqrt(limit * freedom / float(chi2.ppf(setting.allowances.power, freedom)))
-    why = "parameters hardly vary from seed to seed: look whether noise is added to every parameter of every tensor"
+    why = "some parameters hardly vary between seeds; check whether noise is added to every parameter of every tensor"
     return judged(WITHOUT, (count, 0.0, count, count), count > 0, why, f"one with noise x {share:.2g}")
 
 
-# The law of the noise, where sampling adds little: kurtosis, and distinct values.
+# The law of the noise, if sampling adds little variance: kurtosis and distinct values.
 
 
 def kurtosis_score(kurtosis: float, count: int) -> float:
-    """Return the kurtosis of normal numbers as a standard normal number, by Anscombe and Glynn (1983)."""
+    """Return the kurtosis of normal numbers as a standard normal score, by Anscombe and Glynn (1983)."""
     mean = 3.0 * (count - 1) / (count + 1)
     variance = 24.0 * count * (count - 2) * (count - 3) / ((count + 1) ** 2 * (count + 3) * (count + 5))
     skew = 6.0 * (count**2 - 5 * count + 2) / ((count + 7) * (count + 9))
@@ -233,16 +235,17 @@ def kurtosis_score(kurtosis: float, count: int) -> float:
 
 
 def law_row(setting: Setting, models: FloatArray, variance: float) -> Row:
-    """Return the kurtosis of the noise: less than normal if uniform or cut off, more if its tails are heavier.
+    """Return the row of the kurtosis of the noise: small for uniform or cut-off noise, and large for heavy tails.
 
-    Sampling of a share s of the variance has excess kurtosis of at least -2, and counts by the square of s.
+    If sampling adds a share s of the variance, it changes the kurtosis by its own excess times s^2. The excess is at
+    least -2.
     """
     found, extra = models[:, setting.columns], setting.allowances.kurtosis
     quarter = np.argsort(found[::2].var(axis=0), kind="stable")[: max(1, found.shape[1] // 4)]
     views = [found, found[1::2, quarter]] if len(models) >= 8 else [found]
     few = [each for each in views if 0.0 < _variance(each) / variance <= 1.0 + setting.allowances.sampling]
     if not few:
-        return not_checked(LAW, "the variance is not that of the noise alone, so that its law does not show")
+        return not_checked(LAW, "batches add too much variance to see the law of the noise")
     around = few[0] - few[0].mean(axis=0)
     count = int(around.shape[1] * (len(around) - 1))
     measured = float(np.mean(around**4) / np.mean(around**2) ** 2)
@@ -253,43 +256,43 @@ def law_row(setting: Setting, models: FloatArray, variance: float) -> Row:
     spare = float(norm.ppf(setting.allowances.power))
     if count < ENOUGH or kurtosis_score(UNIFORM + 2 * share**2, count) > -limit - spare:
         needed = f"{2 * (int(np.ceil(ENOUGH / around.shape[1])) + 1)} models"
-        why = "there are too few numbers to tell the law of the noise"
+        why = "there are too few numbers to test the law of the noise"
         return row.finds("").undecided(why, needed)
     if kurtosis_score(measured + 2.0 * share**2, count) < -limit:
-        why = "noise is not normal, but cut off, uniform, or of few values: look which law it is drawn from"
+        why = "noise is not normal, but cut off, uniform, or of few values; check the law that it is drawn from"
         return row.fault(why)
     if kurtosis_score(measured - extra, count) > limit:
-        why = "noise has heavier tails than normal noise, such as Laplace's: look which law it is drawn from"
+        why = "noise has heavier tails than normal noise, like Laplace noise; check the law that it is drawn from"
         return row.fault(why)
     return row
 
 
 def distinct_row(setting: Setting, models: FloatArray, variance: float) -> Row:
-    """Return the least number of distinct values of a parameter over seeds. Normal noise gives all different values.
+    """Return the row of the smallest number of distinct values of a parameter over seeds.
 
-    With r roundings in a standard deviation, two of m seeds agree with probability at most 0.4 / r. All are distinct
-    but m^2 / 5 r on average, so that half of the values are lost only if r is far below m.
+    Normal noise gives different values. If a standard deviation has r rounding steps, two seeds agree with probability
+    at most 0.4 / r. On average m^2 / 5 r of m values are lost, so half of them are lost only if r is far below m.
     """
     found, count = models[:, setting.columns], len(models)
     rounding = 2.0 * setting.like.precision * float(np.abs(found).max())
     if np.sqrt(variance) < count * rounding:
-        return not_checked(DISTINCT, "parameters are rounded more coarsely than the noise: return more digits")
+        return not_checked(DISTINCT, "rounding of parameters hides the noise: return more digits")
     distinct = 1 + np.count_nonzero(np.diff(np.sort(found, axis=0), axis=0), axis=0)
     few, least = int(np.count_nonzero(2 * distinct < count)), float(distinct.min())
     why = (
-        f"{few} parameters have few distinct values over {count} seeds: look in which number type noise is drawn and "
-        "scaled (float16 underflows)"
+        f"{few} parameters have few distinct values over {count} seeds; check the number type in which noise is drawn "
+        "and scaled (float16 underflows)"
     )
     numbers = least, float(count), least, float(count)
     return judged(DISTINCT, numbers, few > 0, why, f"noise of {max(1, count // 4)} values")
 
 
 def again_row(setting: Setting, models: FloatArray, variance: float) -> Row:
-    """Return the largest correlation of the parameters with themselves, moved by any number of places.
+    """Return the row of the largest correlation of the parameters with themselves, shifted by any number of places.
 
-    A generator that is seeded anew for each tensor shows as a move by the distance of two tensors. Limits are those of
-    Fisher's transform of a correlation, by a union bound over moves. Sampling may correlate as much as its share of the
-    variance, and noise that is used twice has a correlation of at least the rest.
+    If the generator is seeded again for each tensor, the shift is the distance of two tensors. Limits follow from
+    Fisher's transform of a correlation, by a union bound over shifts. The correlation due to sampling is at most its
+    share of the variance. The correlation of reused noise is at least the rest.
     """
     found = models[:, setting.columns]
     count, size = found.shape
@@ -310,11 +313,11 @@ def again_row(setting: Setting, models: FloatArray, variance: float) -> Row:
     allowed = share + setting.allowances.exact + limits
     tested = allowed < 1.0 - share
     if not tested.any():
-        return not_checked(AGAIN, "batches make models differ as much as noise, and may correlate")
+        return not_checked(AGAIN, "batches add as much variance as the noise, and may correlate")
     best = int(np.argmax(np.where(tested, correlations - allowed, -np.inf)))
     why = (
-        f"the noise of a parameter is, or partly, that of the one {best + 1:,} places before: look where its generator "
-        "is seeded, and whether a draw is used for several parts or tensors"
+        f"the noise of a parameter repeats the noise of the parameter {best + 1:,} places before it; check where the "
+        "generator is seeded, and whether one draw is used for several tensors or parts"
     )
     value, limit = float(correlations[best]), float(limits[best])
     numbers = value, 0.0, max(0.0, value - limit), min(1.0, value + limit)
@@ -322,13 +325,14 @@ def again_row(setting: Setting, models: FloatArray, variance: float) -> Row:
     return judged(AGAIN, numbers, value > float(allowed[best]), why, words)
 
 
-# Noise of several steps: its growth, the last step, and what is released.
+# Noise of several steps: its growth, the last step, and the noise in the released model.
 
 
 def several_row(setting: Setting, first: FloatArray, models: FloatArray, steps: int, left: float) -> Row:
-    """Return the variance of a few steps over that of one step (an F test), which shows momentum and repeated noise.
+    """Return the row of the variance of a few steps divided by that of one step, an F test.
 
-    ``left`` is the share of a canary's effect that one more step leaves, by curvature. It leaves as much of the noise.
+    The ratio shows momentum and repeated noise. ``left`` is the share of a canary's effect that curvature leaves after
+    one more step. Curvature leaves the same share of the noise.
     """
     declared, one, allowed = setting.declared.prefix(steps), setting.declared.prefix(1), setting.allowances
     expected = declared.variance / one.variance
@@ -339,11 +343,11 @@ def several_row(setting: Setting, first: FloatArray, models: FloatArray, steps: 
     freedom = size * (len(models) - 1), size * (len(first) - 1)
     low_f, high_f = float(f_law.ppf(setting.error / 2, *freedom)), float(f_law.isf(setting.error / 2, *freedom))
     measured = after / before
-    # Shuffled batches do not repeat examples, so that sampling need not add up.
+    # Shuffled batches do not repeat examples, so their variance need not add up.
     share = max(0.0, 1.0 - one.variance / before) if declared.run.sampling == "shuffled" else 0.0
     parts = (declared.weights * declared.noise) ** 2
     kept = float(np.sum(parts * left ** (2.0 * np.arange(steps)[::-1])) / np.sum(parts))
-    # Batches are drawn anew. Gradients that follow the seed are much the same at every step, and add up.
+    # Batches are independent. Gradients that depend on the seed are similar at every step, and add up.
     added, weights = max(0.0, before - one.variance) / before, declared.weights / one.weights[0]
     together = float(weights.sum()) ** 2 if setting.seeded else float(np.sum(weights**2))
     lower = expected * kept * (1.0 - allowed.curvature) * (1.0 - share)
@@ -355,28 +359,30 @@ def several_row(setting: Setting, first: FloatArray, models: FloatArray, steps: 
     if lower * low_f >= allowed.noise**2 * expected:
         return row
     if max(share, 1.0 - kept) > allowed.curvature:
-        return not_checked(SEVERAL, "curvature, or shuffled batches, may take from the noise")
-    return row.undecided(f"too few parameters and models to tell the growth of noise in {steps} steps", "more models")
+        return not_checked(SEVERAL, "curvature or shuffled batches may reduce the variance")
+    return row.undecided(f"too few parameters and models to test the growth of noise in {steps} steps", "more models")
 
 
 def _several(measured: float, low_f: float, high_f: float, steps: int) -> str:
-    """Return the advice, which names the pattern whose ratio is in the interval of the measured one."""
-    same = "as if every step added the same noise: look where its generator is seeded or its key is split"
+    """Return the advice, which names a known pattern whose ratio is in the interval of the measured ratio."""
     patterns = {
         float(steps): "as without momentum",
-        float(steps**2): same,
+        float(
+            steps**2
+        ): "as if every step added the same noise; check where its generator is seeded or its key is split",
         float(sum(k * k for k in range(1, steps + 1))): "as if gradients were not set to zero between steps",
-        1.0: "as if one step alone added noise, or a step took back the noise of the step before",
+        1.0: "as if only one step added noise, or each step subtracted the noise of the step before",
     }
     name = next((words for ratio, words in patterns.items() if low_f <= measured / ratio <= high_f), "")
-    where = name or "look at momentum, averaging, the schedule, and at noise that is repeated or missing"
+    where = name or "not as declared; check momentum, averaging, the schedule, and repeated or missing noise"
     return f"{steps} steps have {measured:.3g} times the variance of one step, {where}"
 
 
 def last_row(setting: Setting, models: FloatArray, before: FloatArray, earlier: FloatArray | None = None) -> Row:
-    """Return the noise of the last step, by models of the same seeds that stop one step earlier.
+    """Return the row of the noise of the last step, from models of the same seeds that stop one step earlier.
 
-    ``earlier`` models stop two steps earlier, to take out momentum. The rest is the last step's own gradient and noise.
+    ``earlier`` models stop two steps earlier and serve to subtract momentum. What is left is the gradient and the noise
+    of the last step.
     """
     declared = setting.declared
     moved = models - before
@@ -386,20 +392,21 @@ def last_row(setting: Setting, models: FloatArray, before: FloatArray, earlier: 
         return not_checked(LAST, "the last step has no weight")
     row = noise_row(setting, moved, declared.last_variance, None, LAST)
     if row.status == "cannot tell":
-        why = "models that stop one step earlier differ by more than a step: their random numbers are others"
+        why = "models that stop one step earlier differ by more than one step: they use other random numbers"
         return row.skipped(why)
-    return replace(row, advice=f"{row.advice}; look whether the last step differs from others") if row.advice else row
+    return replace(row, advice=f"{row.advice}; check whether the last step differs from others") if row.advice else row
 
 
 def released_row(setting: Setting, models: FloatArray, left: float, name: str, tensor: int | None = None) -> Row:
-    """Return the noise of the whole training: not less than curvature leaves of it, as the canary's effect shows.
+    """Return the row of the noise of all steps. It must be at least the share of the noise that curvature leaves.
 
-    Curvature takes from noise and canary alike. The mean square of the share that is left is at least the squared mean
-    (Jensen), and a canary of random signs shows the mean. The last step's noise is left in any case.
+    Curvature reduces the noise and the effect of the canary by the same share. A canary of random signs shows the mean
+    share. The mean square of the share is at least the square of its mean (Jensen). The noise of the last step is
+    always left.
     """
     declared = setting.declared
     least = max(declared.last_variance / declared.variance, left**2 * (1.0 - setting.allowances.curvature))
-    least = min(1.0, least) ** (1 if tensor is None else 2)  # curvature differs from tensor to tensor
+    least = min(1.0, least) ** (1 if tensor is None else 2)  # curvature differs between tensors
     row = noise_row(setting, models, declared.variance, tensor, name, least)
     if row.status != "cannot tell":
         return row

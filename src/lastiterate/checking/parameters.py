@@ -1,7 +1,7 @@
-"""Parameters as one vector: flatten what a trainer returns, and put a vector into the same form.
+"""Parameters as one vector: flatten the result of a trainer, and convert a vector to the same form.
 
-A trainer may return NumPy and JAX arrays, PyTorch tensors, modules and state dicts, dicts, lists and tuples of them.
-JAX, if it is loaded, takes other trees apart, such as equinox modules.
+A trainer may return NumPy and JAX arrays, PyTorch tensors, modules and state dicts, and dicts, lists and tuples of
+these. If JAX is loaded, it flattens other trees, such as equinox modules.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def require_same_form(parameters: Parameters, first: Parameters) -> None:
 
 
 def in_form(vector: FloatArray, like: Parameters) -> ForeignTree:
-    """Return a vector in the form of the trainer's result; for a PyTorch module, a dict from names to tensors."""
+    """Return a vector in the form of the trainer's result. For a PyTorch module, it is a dict of tensors by name."""
     parts = iter([vector[where].reshape(shape) for where, shape in zip(like.slices, like.shapes, strict=True)])
 
     def put(_: str, leaf: ForeignTree) -> ForeignTree:
@@ -106,7 +106,7 @@ def in_form(vector: FloatArray, like: Parameters) -> ForeignTree:
 def _mapped(
     tree: ForeignTree, change: Callable[[str, ForeignTree], ForeignTree], name: str = "", depth: int = _DEEPEST
 ) -> ForeignTree:
-    """Return a tree whose trained arrays are changed. Counters and flags of a state dict stay as they are."""
+    """Return a tree whose floating-point arrays are changed. Counters and flags of a state dict are kept."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(tree, torch.nn.Module):
         tree = {key: value for key, value in tree.named_parameters() if value.requires_grad}

@@ -1,4 +1,4 @@
-"""Seeds: equal ones give equal models, different ones different models, and no steps change nothing."""
+"""Rows on seeds: equal seeds give equal models, different seeds different models, and zero steps change nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EQUAL, DIFFERENT, INITIAL, NO_STEPS = "equal seeds", "different seeds", "initial
 def equal_row(setting: Setting, models: FloatArray, again: FloatArray) -> Row:
     """Return the distance of two models of one seed, in units of the noise between two models."""
     found = _distances(setting, np.stack([models[0], again]))[0]
-    why = "one seed, trained twice, gives two models: look for randomness that does not follow the seed"
+    why = "two trainings with the same seed give different models; look for randomness that does not depend on the seed"
     return judged(EQUAL, (found, 0.0, found, found), found > setting.allowances.equal, why, "any difference")
 
 
@@ -29,7 +29,7 @@ def different_row(setting: Setting, models: FloatArray) -> Row:
     """Return the distance of the two closest models of different seeds, in units of the noise between two models."""
     distances = _distances(setting, models)
     least = min(distances)
-    why = "two seeds give the same model: look whether noise and batches follow the seed"
+    why = "two seeds give the same model; check whether noise and batches depend on the seed"
     numbers = least, 1.0, least, max(distances)
     return judged(DIFFERENT, numbers, least <= setting.allowances.equal, why, "two equal models")
 
@@ -41,7 +41,7 @@ def _distances(setting: Setting, models: FloatArray) -> list[float]:
 
 
 def stated_starts(initial: Callable[[int], ForeignTree], trainings: Trainings, count: int) -> FloatArray:
-    """Return the initial parameters that ``initial`` states, one model a row."""
+    """Return the initial parameters by ``initial``, one row for each model."""
     found = []
     for seed in (seed_of(trainings.seed, number) for number in range(count)):
         what = f"initial({seed})"
@@ -57,7 +57,7 @@ def stated_starts(initial: Callable[[int], ForeignTree], trainings: Trainings, c
 
 
 def trained_starts(trainings: Trainings, count: int) -> FloatArray | None:
-    """Return models of zero steps, of two seeds if initial values do not follow the seed; None: there are none."""
+    """Return models of zero steps, or None if the trainer refuses zero steps. Two if they do not depend on the seed."""
     try:
         two = trainings.models(2, 0)
         return two if np.array_equal(two[0], two[1]) else trainings.models(count, 0)
@@ -66,28 +66,28 @@ def trained_starts(trainings: Trainings, count: int) -> FloatArray | None:
 
 
 def initial_row(starts: FloatArray) -> Row:
-    """Return the fault of initial values that are declared to follow the seed and do not."""
+    """Return the row of initial values that are declared to depend on the seed. Equal values are a fault."""
     differ = float(np.abs(starts - starts[0]).max())
-    why = "initial values are declared to follow the seed, but are the same for all"
+    why = "initial values are declared to depend on the seed, but are the same for all seeds"
     return judged(INITIAL, (differ, None, differ, differ), not differ, why, "equal initial values")
 
 
 def no_steps_row(setting: Setting, starts: FloatArray | None, stated: FloatArray | None) -> Row:
-    """Return the change beside the steps: with zero of them, a canary does nothing and initial values stay."""
+    """Return the change of parameters in zero steps. A canary must have no effect, and initial values must stay."""
     if starts is None:
         return not_checked(NO_STEPS, "the trainer does not train for zero steps")
     effect = setting.trainings.effect(0, huge_canary(setting), 0, "with a canary, no steps")
     between = np.linalg.norm(starts[1:] - starts[0], axis=1)
     if effect is not None and stated is None and 0.0 < between.min() / 2.0 <= np.linalg.norm(effect):
-        why = "initial values differ with a canary as they differ between seeds: draw them before the canary's place"
+        why = "initial values differ with a canary as much as between seeds: draw them before the canary's place"
         return cannot_tell(NO_STEPS, 0.0, why, "initial values that the canary does not change")
     unit = float(np.sqrt(setting.declared.variance))
     found = np.inf if effect is None else float(np.abs(effect).max()) / unit
     if stated is not None:
         found = max(found, float(np.abs(starts - stated[: len(starts)]).max()) / unit)
-    elif len(starts) > 2:  # initial values that differ as one step does are those after a step
+    elif len(starts) > 2:  # if initial values vary as much as after one step, a step was taken
         ratio = float(starts.var(axis=0, ddof=1).mean()) / setting.declared.prefix(1).variance
         found = max(found, ratio if abs(ratio - 1.0) < setting.allowances.curvature else 0.0)
-    why = "parameters change without a step: look for steps, or other uses of the data, outside the counted ones"
+    why = "parameters change in zero steps; look for steps, or other uses of the data, that are not counted"
     numbers = found, 0.0, found, found
     return judged(NO_STEPS, numbers, found > setting.allowances.equal, why, "a step on the canary")

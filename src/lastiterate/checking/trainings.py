@@ -1,4 +1,4 @@
-"""Trainings of a check: the user's trainer called with seeds, canaries and numbers of steps."""
+"""Trainings of a check: calls of the user's trainer with seeds, canaries and numbers of steps."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def takes_steps(train: ForeignTree) -> bool:
 
 
 def seed_of(seed: int, number: int) -> int:
-    """Return a seed in [0, 2^31). Seeds of different numbers are far apart: a trainer may use the next one, too."""
+    """Return a seed in [0, 2^31). Seeds of successive numbers are far apart, because trainers may also use seed + 1."""
     return int.from_bytes(blake2b(f"check {seed} {number}".encode(), digest_size=4).digest(), "little") >> 1
 
 
 @dataclass
 class Trainings:
-    """Trains models with the user's trainer, and remembers models without a canary."""
+    """Models that the user's trainer trains. Models without a canary are kept for later use."""
 
     declared: Declared
     train: Callable[..., ForeignTree]
     with_steps: bool  # True if the trainer takes the number of steps
-    seed: int  # from which all seeds of the trainer follow
-    told: Callable[[], None]  # is called after each training of the declared length
+    seed: int  # determines all seeds of the trainer
+    told: Callable[[], None]  # called after each full-length training
     first: Parameters | None = None  # the form of all parameters
     counts: Counter[int] = field(default_factory=Counter)  # trainings of each length
-    record: Row | None = None  # the trainer's own record beside the run
-    reference: FloatArray | None = None  # canary of the world that effects are compared with; None: no canary
+    record: Row | None = None  # the row that compares the trainer's own record with the run
+    reference: FloatArray | None = None  # the canary of the world to compare with, or None for no canary
     _kept: dict[tuple[int, int, bool], FloatArray] = field(default_factory=dict)
 
     @property
@@ -74,7 +74,7 @@ class Trainings:
 
     @property
     def most_kept(self) -> int:
-        """Number of models of one length that are remembered."""
+        """Number of models of one length that are kept."""
         return max(FEW_SEEDS, _MOST_KEPT // max(len(self.like.vector), 1))
 
     def without(self, number: int, steps: int) -> FloatArray:
@@ -82,17 +82,17 @@ class Trainings:
         return self._once(number, steps, None)
 
     def again(self, number: int, steps: int) -> FloatArray:
-        """Train a model without a canary anew."""
+        """Train a model without a canary again."""
         return self._train(number, False, steps, _WITHOUT).vector
 
     def models(self, count: int, steps: int) -> FloatArray:
-        """Return models without a canary, one a row."""
+        """Return models without a canary, one per row."""
         return np.stack([self.without(number, steps) for number in range(count)])
 
     def effect(self, number: int, canary: FloatArray | None, steps: int, what: str) -> FloatArray | None:
-        """Return minus the displacement by a canary; None: the parameters are not finite with it.
+        """Return minus the displacement by a canary, or None if the parameters are not finite with the canary.
 
-        Without a canary vector, the trainer puts in an example of its own.
+        If ``canary`` is None, the trainer adds an example of its own.
         """
         before = self._once(number, steps, self.reference)
         given = True if canary is None else in_form(canary, self.like)
@@ -160,10 +160,9 @@ class Setting:
     allowances: Allowances
     batch_size: float | None  # expected number of examples in a batch
     tensors: tuple[int, ...]  # tensors that are trained
-    direction: FloatArray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # of the canary; empty: the trainer's own example
-    seeded: bool = False  # True if initial values follow the seed, and gradients with them
+    # Direction of the canary. It is empty if the trainer adds an example of its own.
+    direction: FloatArray = field(default_factory=lambda: np.zeros(0))
+    seeded: bool = False  # True if initial values, and therefore gradients, depend on the seed
 
     @property
     def like(self) -> Parameters:

@@ -231,16 +231,14 @@ def audit(
     data: Annotated[
         str,
         Option(
-            ("Training data: the embedded digits (default), an .npz file, idx files or CIFAR-10's folder."),
+            "Training data: the embedded digits (default), an .npz file, idx files or CIFAR-10's folder.",
             "digits|PATH",
         ),
     ] = "digits",
     model: Annotated[Literal["mlp", "logistic", "cnn", "wide-resnet"], "The model (default: mlp)."] = "mlp",
     trainer: Annotated[
         str | None,
-        Option(
-            ("Your own trainer, instead of the built-in one: (seed, canary) -> score or parameters."), "FILE.py:NAME"
-        ),
+        Option("Your own trainer, instead of the built-in one: (seed, canary) -> score or parameters.", "FILE.py:NAME"),
     ] = None,
     attack: AttackName = None,
     others: Others = None,

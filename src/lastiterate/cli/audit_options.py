@@ -59,7 +59,7 @@ Fault = Annotated[
 ]
 Strict = Annotated[
     bool,
-    ("Also exit with 1 if the bound exceeds the heuristic, and with 4 if the verdict is inconclusive without a claim."),
+    "Also exit with 1 if the bound exceeds the heuristic, and with 4 if the verdict is inconclusive without a claim.",
 ]
 Details = Annotated[bool, "Print every analysis, method and note."]
 Output = Annotated[Path | None, Option("Folder for the page and the pictures (default: the store's).", "FOLDER")]
@@ -119,7 +119,7 @@ class AuditOptions:
     seed: Seed = 0
     store: Annotated[
         Path | None,
-        Option(("File that keeps every score. An existing store is resumed (default: in runs/)."), "FILE.sqlite"),
+        Option("File that keeps every score. An existing store is resumed (default: in runs/).", "FILE.sqlite"),
     ] = None
     output: Output = None
     strict: Strict = False

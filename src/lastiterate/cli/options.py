@@ -8,18 +8,16 @@ check their ranges.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
 
 from lastiterate.cli.app import OptionError
-from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import written_integer, written_number
 from lastiterate.mechanism import SAMPLINGS, LastBatch, Neighbours, Sampling, batches_of_epoch
 from lastiterate.registry import ANALYSES
@@ -176,14 +174,15 @@ def unfold(command: Callable[..., None]) -> Callable[..., None]:
 def _parameter(name: str, hint: Any, default: object) -> inspect.Parameter:
     """Return a parameter for typer. Options with a parser get type Any, since typer supports few types."""
     if (found := option_of(hint)) is not None:
-        spelled, parse = _spelled(name), found.parse
-        parser = None if parse is None else lambda text: parse(spelled, text)
-        about = typer.Option(spelled, parser=parser, metavar=found.metavar, help=found.help, show_default=False)
+        option, parse = spelled(name), found.parse
+        parser = None if parse is None else lambda text: parse(option, text)
+        about = typer.Option(option, parser=parser, metavar=found.metavar, help=found.help, show_default=False)
         hint = Annotated[Any if parse else hint.__origin__, about]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
 
 
-def _spelled(name: str) -> str:
+def spelled(name: str) -> str:
+    """Return the name of an option as users write it."""
     return f"--{name.strip('_').replace('_', '-')}"
 
 
@@ -236,7 +235,7 @@ class MethodOptions:
     ] = None
     optimizer: Annotated[
         Literal["sgd", "adam", "adamw"] | None,
-        ("Optimizer (default: sgd). With Adam, predictions are approximations of a heuristic."),
+        "Optimizer (default: sgd). With Adam, predictions are approximations of a heuristic.",
     ] = None
     beta1: Annotated[float | None, "Adam's decay of the mean gradient (default: 0.9)."] = None
     beta2: Annotated[float | None, "Adam's decay of the mean squared gradient (default: 0.999)."] = None
@@ -286,10 +285,10 @@ class MethodOptions:
             if name not in taken:
                 owners = [each for each, make in SCHEDULES.items() if name in inspect.signature(make).parameters]
                 got = f"--schedule {self.schedule}" if self.schedule else "none"
-                raise OptionError(f"{_spelled(name)} belongs to --schedule {' or '.join(owners)}, got {got}")
+                raise OptionError(f"{spelled(name)} belongs to --schedule {' or '.join(owners)}, got {got}")
         for name in set(names) & set(taken) - set(given):
             if taken[name].default is inspect.Parameter.empty:
-                raise OptionError(f"{_spelled(name)} must be given with --schedule {self.schedule}")
+                raise OptionError(f"{spelled(name)} must be given with --schedule {self.schedule}")
         return given
 
     def _optimizer(self) -> Optimizer | None:
@@ -303,7 +302,7 @@ class MethodOptions:
             if name not in names:
                 owner = "adam or adamw" if kind is SGD else "sgd"
                 got = self.optimizer or "none"
-                raise OptionError(f"{_spelled(name)} belongs to --optimizer {owner}, got {got}")
+                raise OptionError(f"{spelled(name)} belongs to --optimizer {owner}, got {got}")
         if kind is SGD and self.weight_decay and self.learning_rate is None:
             raise OptionError("--weight-decay needs --learning-rate: their product says how fast a step is forgotten")
         if self.schedule and not isinstance(self.learning_rate, float):
@@ -354,8 +353,8 @@ class TargetOptions:
         values = {name: getattr(self, name) for name in ("epsilon", "delta", "mu", "advantage", "tpr", "fpr")}
         given = [name for name, value in values.items() if value is not None]
         if tuple(given) not in TARGETS:
-            got = " and ".join(map(_spelled, given)) or "none of them"
-            kinds = ", or ".join(" with ".join(map(_spelled, kind)) for kind in TARGETS)
+            got = " and ".join(map(spelled, given)) or "none of them"
+            kinds = ", or ".join(" with ".join(map(spelled, kind)) for kind in TARGETS)
             raise OptionError(f"give exactly one target: {kinds}; got {got}")
         return Target(**values)
 
@@ -419,7 +418,7 @@ _EITHER = (
 
 
 def _given(fields: Mapping[str, object]) -> list[str]:
-    return [_spelled(name) for name, value in fields.items() if value is not None]
+    return [spelled(name) for name, value in fields.items() if value is not None]
 
 
 def _require(fields: Mapping[str, object]) -> None:
@@ -427,63 +426,5 @@ def _require(fields: Mapping[str, object]) -> None:
     if not given:
         raise OptionError(_EITHER)
     if len(given) < len(fields):
-        missing = [_spelled(name) for name, value in fields.items() if value is None]
+        missing = [spelled(name) for name, value in fields.items() if value is None]
         raise OptionError(f"{' and '.join(missing)} must be given with {' and '.join(given)}")
-
-
-# Options that are typed into a web page. The parsers and the messages are the same; errors are a ValueError.
-
-_Options = TypeVar("_Options", SizeOptions, MethodOptions, ConvexOptions)
-_KINDS = (SizeOptions, MethodOptions, ConvexOptions)
-
-
-@contextmanager
-def _as_value_error() -> Iterator[None]:
-    try:
-        yield
-    except OptionError as error:
-        raise BadArgument(*error.message.split(" ", 1)) from None
-
-
-@_as_value_error()
-def run_of(texts: Mapping[str, str]) -> DPSGD:
-    """Return the run that options describe. ``texts`` maps the names of options to their texts."""
-    known = {field.name for kind in _KINDS for field in fields(kind)} | {"noise_multiplier"}
-    for name in texts:
-        if name not in known:
-            raise ValueError(f"there is no option {_spelled(name)}")
-    if "noise_multiplier" not in texts:
-        raise BadArgument("--noise-multiplier", "must be given")
-    noise = parse_per_step("--noise-multiplier", texts["noise_multiplier"])
-    return _options(SizeOptions, texts).run(noise, _options(MethodOptions, texts))
-
-
-@_as_value_error()
-def curves_of(texts: Mapping[str, str]) -> Curves:
-    """Return the analyses that need options besides the run. ``texts`` maps the names of options to their texts."""
-    return _options(ConvexOptions, texts).curves()
-
-
-@_as_value_error()
-def number_of(name: str, text: str) -> float:
-    """Return the number in the text of an option."""
-    return parse_number(_spelled(name), text)
-
-
-@_as_value_error()
-def integers_of(name: str, text: str) -> list[int]:
-    """Return the whole numbers, separated by commas, in the text of an option."""
-    return parse_integers(_spelled(name), text)
-
-
-def _options(kind: type[_Options], texts: Mapping[str, str]) -> _Options:
-    hints = get_type_hints(kind, include_extras=True)
-    given: dict[str, Any] = {name: _read(name, hints[name], text) for name, text in texts.items() if name in hints}
-    return kind(**given)
-
-
-def _read(name: str, hint: Any, text: str) -> object:
-    found = option_of(hint)
-    if found is not None and found.parse is not None:
-        return found.parse(_spelled(name), text)
-    return text == "true" if hint.__origin__ is bool else text

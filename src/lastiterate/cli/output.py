@@ -43,16 +43,6 @@ def print_json(fields: Mapping[str, Json]) -> None:
     _write(json.dumps(fields, indent=2, allow_nan=False) + "\n")
 
 
-def with_reasons(fields: Mapping[str, Json], reasons: Mapping[str, str]) -> JsonObject:
-    """Return fields as JSON. A missing or infinite number is null, and the next field, ``name_reason``, says why."""
-    found: JsonObject = {}
-    for name, value in fields.items():
-        found[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-        if found[name] is None:
-            found[f"{name}_reason"] = reasons[name]
-    return found
-
-
 def by_method(name: str, values: Mapping[str, float], reason: str) -> JsonObject:
     """Return one number for each method as JSON, followed by the reasons for infinite numbers."""
     finite = {method: value if math.isfinite(value) else None for method, value in values.items()}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import lastiterate
 from lastiterate.cli.audit_options import ClaimOptions, parse_threshold
 from lastiterate.cli.options import Json, MethodOptions, NoiseMultiplier, Option, Plot, SizeOptions, unfold
-from lastiterate.cli.output import check_plot, print_json, print_table, tracker, with_reasons, write_plot
-from lastiterate.common.types import JsonObject
+from lastiterate.cli.output import check_plot, print_json, print_table, tracker, write_plot
+from lastiterate.common.types import JsonObject, with_reasons
 from lastiterate.compare_analyses import run_fields
 
 if TYPE_CHECKING:
@@ -31,19 +31,19 @@ def power(
     threshold: Annotated[
         float | str,
         Option(
-            ("The threshold, as in the audit (default: a-priori)."), "a-priori|split|corrected|NUMBER", parse_threshold
+            "The threshold, as in the audit (default: a-priori).", "a-priori|split|corrected|NUMBER", parse_threshold
         ),
     ] = "a-priori",
     leaks_epsilon: Annotated[
-        float | None, ("The fault to detect: training with the noise that guarantees this epsilon.")
+        float | None, "The fault to detect: training with the noise that guarantees this epsilon."
     ] = None,
     leaks_noise: Annotated[
-        float | None, ("The fault to detect: training with this noise multiplier (default: half of the claimed noise).")
+        float | None, "The fault to detect: training with this noise multiplier (default: half of the claimed noise)."
     ] = None,
     one_run: Annotated[bool, "One training run with many canaries. --models is their number."] = False,
     scores: Annotated[
         Literal["known", "own", "all-iterates"],
-        ("Scores of built-in attacks (known, default) or of your own trainer (own)."),
+        "Scores of built-in attacks (known, default) or of your own trainer (own).",
     ] = "known",
     plot: Plot = None,
     json: Json = False,

@@ -22,6 +22,7 @@ from lastiterate.cli.app import INCONCLUSIVE, REFUTED, OptionError
 from lastiterate.cli.audit_options import Details, Output, QuestionOptions, Strict
 from lastiterate.cli.options import Json, Option, unfold
 from lastiterate.common.atomic_write import is_same_file
+from lastiterate.common.types import with_reasons
 from lastiterate.compare_analyses import answer_fields, run_fields
 from lastiterate.formatting import shown
 from lastiterate.plot.chart_file import missing_libraries
@@ -231,7 +232,7 @@ def result_fields(result: AuditResult) -> JsonObject:
         **out.by_method("empirical", result.empirical, _INFINITE["epsilon"]),
         "confidence": result.confidence,
         "models": result.models,
-        **out.with_reasons({"accuracy": result.accuracy}, {"accuracy": "not measured"}),
+        **with_reasons({"accuracy": result.accuracy}, {"accuracy": "not measured"}),
     }
     if result.perplexity is not None:
         fields |= {"perplexity": result.perplexity, "perplexity_before": result.perplexity_before}
@@ -241,14 +242,14 @@ def result_fields(result: AuditResult) -> JsonObject:
     fields |= {"advice": advice_on(result), "strength": strength_fields(result.strength)}
     fields["signal"] = result.signal
     unpredicted = {"ideal_signal": "the linear analysis does not predict this attack's scores"}
-    fields |= out.with_reasons({"ideal_signal": result.ideal_signal}, unpredicted)
+    fields |= with_reasons({"ideal_signal": result.ideal_signal}, unpredicted)
     fields |= {"attack": result.attack, "data": result.data, "caveats": list(result.caveats)}
     if (moment := result.second_moment) is not None:
         shares = {"noise_share": moment.noise_share, "busy_noise_share": moment.busy_noise_share}
         fields["second_moment"] = {**shares, "growth": moment.growth, **moment.fields()}
     fields |= out.by_method("detectable", result.detectable, _INFINITE["largest"])
     fields["waterfall"] = [
-        out.with_reasons({"name": step.name, "epsilon": step.epsilon, "words": step.words}, _INFINITE)
+        with_reasons({"name": step.name, "epsilon": step.epsilon, "words": step.words}, _INFINITE)
         for step in result.waterfall
     ]
     fields["estimates"] = [estimate_fields(estimate) for estimate in result.estimates.values()]
@@ -258,13 +259,13 @@ def result_fields(result: AuditResult) -> JsonObject:
 def strength_fields(strength: Strength) -> JsonObject:
     """Return the strength of a verdict as JSON."""
     absent = {
-        "signal": ("no signal was observed"),
-        "caught": ("the audit cannot detect such a fault"),
+        "signal": "no signal was observed",
+        "caught": "the audit cannot detect such a fault",
         "needed": strength.why_not,
     }
     fields = asdict(strength)
     missing = {name: fields[name] for name in absent if fields[name] is None}
-    return fields | out.with_reasons(missing, absent)
+    return fields | with_reasons(missing, absent)
 
 
 _INFINITE = {
@@ -286,4 +287,4 @@ def estimate_fields(estimate: Estimate) -> JsonObject:
     """Return an estimate as JSON. Values that are not finite are null, with a reason."""
     fields = {name: value for name, value in asdict(estimate).items() if name not in _OF_GUESSES or value is not None}
     absent = {name: reason for name, reason in _ABSENT.items() if fields[name] is None}
-    return out.with_reasons(fields, _INFINITE | absent)
+    return with_reasons(fields, _INFINITE | absent)

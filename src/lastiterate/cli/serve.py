@@ -8,18 +8,95 @@ import sys
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from lastiterate.cli.app import OptionError
-from lastiterate.cli.options import Json, Option, curves_of, integers_of, number_of, run_of, unfold
+from lastiterate.cli.options import (
+    ConvexOptions,
+    Json,
+    MethodOptions,
+    Option,
+    SizeOptions,
+    option_of,
+    parse_integers,
+    parse_number,
+    parse_per_step,
+    spelled,
+    unfold,
+)
 from lastiterate.cli.output import print_json, print_note
 from lastiterate.cli.signals import leaving_with
+from lastiterate.common.errors import BadArgument
+from lastiterate.run import DPSGD
+
+if TYPE_CHECKING:
+    from lastiterate.compare_analyses import Curves
+
+# Options that are typed into a web page. Parsers and messages are those of the commands. Errors are a ValueError.
+
+_Options = TypeVar("_Options", SizeOptions, MethodOptions, ConvexOptions)
+_KINDS = (SizeOptions, MethodOptions, ConvexOptions)
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    try:
+        yield
+    except OptionError as error:
+        raise BadArgument(*error.message.split(" ", 1)) from None
+
+
+@_as_value_error()
+def run_of(texts: Mapping[str, str]) -> DPSGD:
+    """Return the run that options describe. ``texts`` maps the names of options to their texts."""
+    known = {field.name for kind in _KINDS for field in fields(kind)} | {"noise_multiplier"}
+    for name in texts:
+        if name not in known:
+            raise ValueError(f"there is no option {spelled(name)}")
+    if "noise_multiplier" not in texts:
+        raise BadArgument("--noise-multiplier", "must be given")
+    noise = parse_per_step("--noise-multiplier", texts["noise_multiplier"])
+    return _options(SizeOptions, texts).run(noise, _options(MethodOptions, texts))
+
+
+@_as_value_error()
+def curves_of(texts: Mapping[str, str]) -> Curves:
+    """Return the analyses that need options besides the run. ``texts`` maps the names of options to their texts."""
+    return _options(ConvexOptions, texts).curves()
+
+
+@_as_value_error()
+def number_of(name: str, text: str) -> float:
+    """Return the number in the text of an option."""
+    return parse_number(spelled(name), text)
+
+
+@_as_value_error()
+def integers_of(name: str, text: str) -> list[int]:
+    """Return the whole numbers, separated by commas, in the text of an option."""
+    return parse_integers(spelled(name), text)
+
+
+def _options(kind: type[_Options], texts: Mapping[str, str]) -> _Options:
+    hints = get_type_hints(kind, include_extras=True)
+    given: dict[str, Any] = {name: _read(name, hints[name], text) for name, text in texts.items() if name in hints}
+    return kind(**given)
+
+
+def _read(name: str, hint: Any, text: str) -> object:
+    found = option_of(hint)
+    if found is not None and found.parse is not None:
+        return found.parse(spelled(name), text)
+    return text == "true" if hint.__origin__ is bool else text
+
+
+# The server, and the two commands.
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,9 @@ def install_hint(extra: str) -> str:
     return INSTALL.format(extra)
 
 
-def not_installed(what: str, module: str | None, extra: str) -> str:
+def not_installed(what: str, module: str | None, extra: str, needs: str = "needs") -> str:
     """Return the message for a missing dependency that an extra of this package installs."""
-    return f"{what} needs {module}, which is not installed: {install_hint(extra)}"
+    return f"{what} {needs} {module}, which is not installed: {install_hint(extra)}"
 
 
 # User code: failures of a trainer or an attack, reported with the user's own lines.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -20,7 +21,6 @@ Float32Array: TypeAlias = NDArray[np.float32]  # images
 Int32Array: TypeAlias = NDArray[np.int32]  # labels, and indices inside a compiled program
 UInt8Array: TypeAlias = NDArray[np.uint8]  # images as stored in files
 UInt32Array: TypeAlias = NDArray[np.uint32]  # random words
-UInt64Array: TypeAlias = NDArray[np.uint64]  # probabilities, multiplied by 2^64
 NumberArray: TypeAlias = NDArray[np.number]  # numbers of any type, from a file or a user
 
 
@@ -70,3 +70,13 @@ def among(rows: Iterable[Row], name: str, value: Value) -> list[Row]:
 # JSON objects: fields that stores and commands read and write.
 
 Fields: TypeAlias = dict[str, Any]  # the name of a field determines the type of its value
+
+
+def with_reasons(fields: Mapping[str, Any], reasons: Mapping[str, str]) -> Fields:
+    """Return fields as JSON. A missing or infinite number is null, and the next field, ``name_reason``, says why."""
+    found: Fields = {}
+    for name, value in fields.items():
+        found[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        if found[name] is None:
+            found[f"{name}_reason"] = reasons[name]
+    return found

@@ -306,11 +306,11 @@ def candidates(unseen: IntArray, length: int, count: int, seed: int) -> list[lis
 def protected(unit: str, group: int = 1, replaced: bool = False) -> str:
     """Return a sentence for reports that names the unit of privacy."""
     if group == 1:
-        about = "whether it or another one was there" if replaced else "its presence"
-        return f"One {unit} is one example: {about} is what epsilon is about."
-    about = "whether they or others were there" if replaced else "the presence of all of them"
+        about = "whether it or another one was in the data" if replaced else "its presence in the data"
+        return f"One {unit} is one example. Epsilon is about {about}."
+    about = "whether they or others were in the data" if replaced else "the presence of all of them in the data"
     each = f"The unit is a person with up to {group:,} {unit}s, each one example, sampled and clipped by itself"
-    return f"{each}: {about} is what epsilon is about."
+    return f"{each}. Epsilon is about {about}."
 
 
 @dataclass(frozen=True, eq=False)

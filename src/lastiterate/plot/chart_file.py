@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lastiterate.common.atomic_write import check_writable, write_whole
-from lastiterate.common.errors import install_hint
+from lastiterate.common.errors import not_installed
 from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kept_scripts
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def missing_libraries() -> str | None:
     """Return a text about missing libraries and how to install them, or None if nothing is missing."""
     for module in ("altair", "vl_convert"):
         if sys.modules.get(module, module) is None or find_spec(module) is None:
-            return f"plots need {module}, which is not installed: {install_hint('plot')}"
+            return not_installed("plots", module, "plot", "need")
     return None
 
 

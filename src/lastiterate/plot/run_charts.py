@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lastiterate.auditing.evidence.forecast import CHANCE
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import Row, Track, among, number_in, text_in
 from lastiterate.formatting import CAVEAT, caveat_of, describe, spell, spell_exact
 from lastiterate.plot.style import (
@@ -128,7 +129,7 @@ _DASHES = ([1, 0], [7, 5], [2, 3], [10, 3, 2, 3], [4, 4], [1, 0])
 def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> alt.Chart:
     """Return epsilon over the number of released iterates, with one line for each of up to six runs."""
     if not 0 < len(runs) <= len(_COLOURS):
-        raise ValueError(f"runs must be 1 to {len(_COLOURS)}, got {len(runs)}")
+        raise BadArgument("runs", f"must be 1 to {len(_COLOURS)}, got {len(runs)}")
     labels = [describe(run.replace(releases=None)) for run in runs]
     rows: list[Row] = []
     for label, run in zip(labels, runs, strict=True):

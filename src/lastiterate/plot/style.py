@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from lastiterate.common.errors import MissingExtra, not_installed
 from lastiterate.common.types import Row, Value
 from lastiterate.formatting import spell_exact
 from lastiterate.registry import ANALYSES
@@ -24,7 +25,10 @@ else:
         """The optional module altair, which is slow to load. The first use of an attribute loads it."""
 
         def __getattr__(self, name: str) -> object:
-            return getattr(import_module("altair"), name)
+            try:
+                return getattr(import_module("altair"), name)
+            except ImportError:
+                raise MissingExtra(not_installed("plots", "altair", "plot", "need")) from None
 
     alt = _Altair()
 

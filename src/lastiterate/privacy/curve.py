@@ -13,6 +13,7 @@ from typing import Literal, Protocol, overload
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Floats
 from lastiterate.common.validation import SomeNumbers, number, numbers
 from lastiterate.privacy.gaussian_dp import gaussian_log_delta
@@ -196,9 +197,9 @@ class Target:
             if name in given:
                 number(name, given[name], 0.0, 1.0, open_low=True, open_high=True)
         if self.tpr is not None and self.fpr is not None and not self.fpr < self.tpr:
-            raise ValueError(
-                f"tpr must be above fpr, which guessing reaches with any noise, got tpr {self.tpr!r} and fpr "
-                f"{self.fpr!r}"
+            raise BadArgument(
+                "tpr",
+                f"must be above fpr, which guessing reaches with any noise, got tpr {self.tpr!r} and fpr {self.fpr!r}",
             )
 
     def fields(self) -> dict[str, float]:

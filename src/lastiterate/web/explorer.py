@@ -24,7 +24,6 @@ from lastiterate.common.types import JsonObject, Row
 from lastiterate.common.validation import number, written_number
 from lastiterate.compare_analyses import Answer, ask, ask_all, noise_rows
 from lastiterate.formatting import describe, neighbours_of, spell_exact, spell_up
-from lastiterate.mechanism import SAMPLINGS
 from lastiterate.privacy.curve import PrivacyCurve, Target
 from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
@@ -64,12 +63,7 @@ SCHEMES = ("poisson", "balls-in-bins", "shuffled")  # ways to draw batches that 
 _POINTS = {"steps": 25, "errors": 41, "noise": 25}  # number of points in a line of a quick analysis
 _FEW = {"steps": 9, "errors": 13, "noise": 9}  # number of points in a line of a slow analysis
 _SPAN = 5.0  # the chart shows noise from 1/5 to 5 times the noise of the run
-_SECONDS = {
-    "quick": 2.5,
-    "slow": 2.5,
-    "convex": 8.0,
-    "sampling": 8.0,
-}  # limits: then a line has fewer points
+_SECONDS = {"quick": 2.5, "slow": 2.5, "convex": 8.0, "sampling": 8.0}  # limits: then a line has fewer points
 _LEAST = 5  # number of points that are computed regardless of the time limit
 _MARKED = 60  # most released iterates that a chart marks
 _KINDS = {"heuristic": "prediction", "guarantee": "guarantee", "baseline": "baseline"}
@@ -102,7 +96,7 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> JsonObject:
     """
     run, delta, given = _question(reader, texts)
     if part == "sampling":
-        return {"rows": [_sampled(reader, given, scheme, delta) for scheme in SCHEMES if scheme in SAMPLINGS]}
+        return {"rows": [_sampled(reader, given, scheme, delta) for scheme in SCHEMES]}
     curves: Curves = reader.curves(given) if part == "convex" else {}
     names = {"quick": QUICK, "slow": (run.guarantee,), "convex": tuple(curves)}[part]
     drawn = [_lines(run, name, curves.get(name, ANALYSES[name].curve), delta, part) for name in names]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from lastiterate.common.errors import MissingExtra, install_hint
+from lastiterate.common.errors import MissingExtra, not_installed
 from lastiterate.common.types import Fields
 from lastiterate.plot.chart_file import missing_libraries
 from lastiterate.plot.page_assets import STATIC as PAGE_STATIC
@@ -216,7 +216,7 @@ def require_web() -> None:
         try:
             __import__(name)
         except ImportError:
-            raise MissingExtra(f"pages need {name}, which is not installed: {install_hint('web')}") from None
+            raise MissingExtra(not_installed("pages", name, "web", "need")) from None
     if sentence := missing_libraries():
         raise MissingExtra(sentence)
 

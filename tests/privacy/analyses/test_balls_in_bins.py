@@ -9,7 +9,7 @@ from scipy.special import ndtr
 import lastiterate as li
 from lastiterate.privacy.losses.composition_values import epsilon_of, log_delta_of
 from lastiterate.privacy.losses.epoch_density import epoch_density
-from lastiterate.privacy.losses.epoch_loss import epoch_cumulant, epsilon_of_epoch, log_delta_of_epoch
+from lastiterate.privacy.losses.epoch_loss import epoch_cumulant
 from tests.privacy.helpers import references, relative_error
 
 ROWS = references("allocation")
@@ -73,9 +73,9 @@ def test_short_epochs_agree_with_direct_integration(noise, batches, used, accura
         for epsilon in (0.05, 0.4, 2.0):
             delta = direct_delta(noise, batches, used, epsilon, add)
             if delta > 1e-14:
-                value, slope = log_delta_of_epoch(cumulant, epsilon)
+                value, slope = cumulant.log_delta_of_one(epsilon)
                 assert value == pytest.approx(math.log(delta), abs=accuracy)
-                found = epsilon_of_epoch(cumulant, math.log(delta))
+                found = cumulant.epsilon_of_one(math.log(delta))
                 assert found == pytest.approx(epsilon, abs=accuracy / abs(slope))
 
 

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from lastiterate.auditing.experiments.protocol import Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import told
 
 
@@ -40,7 +41,7 @@ def find_engine(engine: str | Engine) -> Engine:
     if isinstance(engine, Engine) and not isinstance(engine, type):
         return engine
     if not isinstance(engine, str) or engine not in ("local", "ray"):
-        raise ValueError(f"engine must be 'local', 'ray' or an engine, got {told(engine)}")
+        raise BadArgument("engine", f"must be 'local', 'ray' or an engine, got {told(engine)}")
     if engine == "local":
         return Local()
     from lastiterate.auditing.engines.ray_engine import Ray

@@ -22,7 +22,7 @@ from lastiterate.auditing.engines.ray_worker import SentTask, import_ray
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.auditing.stores.audit_record import Crafted
 from lastiterate.auditing.user_code import is_installed, neighbours
-from lastiterate.common.errors import ClusterLost
+from lastiterate.common.errors import BadArgument, ClusterLost
 from lastiterate.common.types import Fields, Foreign
 from lastiterate.common.validation import told
 
@@ -212,18 +212,19 @@ def check_answer(address: str) -> None:
     except ValueError:
         host = port = None
     if not host or not port:
-        raise ValueError(f"address must be HOST:PORT, ray://HOST:PORT, auto or local, got {told(address)}")
+        raise BadArgument("address", f"must be HOST:PORT, ray://HOST:PORT, auto or local, got {told(address)}")
     if not _is_ray(address, host, port):
-        raise ValueError(f"address must be that of a Ray cluster, but another service listens at {address!r}")
+        raise BadArgument("address", f"must be that of a Ray cluster, but another service listens at {address!r}")
     if host in ("localhost", "127.0.0.1", "::1") and not address.startswith("ray://"):
         own = import_ray().util.get_node_ip_address()
         try:
             _is_ray(address, own, port)
         except ValueError:
             what = f"replaces it by {own!r}, where this cluster does not listen"
-            raise ValueError(
-                f"address must be one that other programs can reach, got {told(address)}: Ray {what}. "
-                f"Start its head with `ray start --head --node-ip-address={own} --port={port}`"
+            raise BadArgument(
+                "address",
+                f"must be one that other programs can reach, got {told(address)}: Ray {what}. "
+                f"Start its head with `ray start --head --node-ip-address={own} --port={port}`",
             ) from None
 
 
@@ -239,8 +240,8 @@ def _is_ray(address: str, host: str, port: int) -> bool:
         said = b""
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ValueError(
-            f"address must be the address of a Ray cluster, but nothing answers at {address!r}: {reason}"
+        raise BadArgument(
+            "address", f"must be the address of a Ray cluster, but nothing answers at {address!r}: {reason}"
         ) from None
     return len(said) >= _IS_SETTINGS and said[3] == _IS_SETTINGS
 

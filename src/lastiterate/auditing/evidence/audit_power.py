@@ -22,7 +22,7 @@ from lastiterate.auditing.evidence.verdict_strength import (
     chance_to_refute,
     chances_to_refute,
 )
-from lastiterate.common.errors import MissingExtra
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.system import late
 from lastiterate.common.validation import boolean, integer, number, one_of
 from lastiterate.features import (
@@ -132,8 +132,6 @@ class Power:
 
     def plot(self) -> LayerChart:
         """Plot the probability to refute over the number of models, as an altair chart."""
-        if sentence := late("plot.chart_file:missing_libraries")():
-            raise MissingExtra(sentence)
         chart: LayerChart = late("plot.run_charts:power_chart")(self)
         return chart
 
@@ -189,7 +187,7 @@ def power(
     kind = Kind.ONE_MODEL if boolean("one_run", one_run) else Kind.LAST_ITERATE
     if one_of("scores", scores, ("known", "own", "all-iterates")) == "all-iterates":
         if one_run:
-            raise ValueError("scores must be 'known' or 'own' if one_run is True, got 'all-iterates'")
+            raise BadArgument("scores", "must be 'known' or 'own' if one_run is True, got 'all-iterates'")
         kind = Kind.ALL_ITERATES
     one_model = BASIC | {BALLS_IN_BINS, CORRELATED_NOISE, SEPARATION} | COMBINATIONS
     features = {Kind.ONE_MODEL: one_model, Kind.ALL_ITERATES: BASIC}.get(kind, LINEAR | {RELEASES} | COMBINATIONS)
@@ -199,7 +197,7 @@ def power(
     share = number("signal", signal, 0.0, 1.0, open_low=True)
     linear = LinearScores(share, number("spread", spread, 1.0, _MOST_SPREAD))
     if (run.release_count > 1 or kind is Kind.ALL_ITERATES) and linear.spread > 1.0:
-        raise ValueError(f"spread must be 1 if the attack sees several iterates, got {spread!r}")
+        raise BadArgument("spread", f"must be 1 if the attack sees several iterates, got {spread!r}")
     claim = question.check(run, kind)
     expected = _expected(run, linear, kind)
     forecast = forecast_of(run, models, question, expected, one_run=one_run, is_known=scores != "own")
@@ -276,8 +274,8 @@ def _factor(run: DPSGD, claim: Claim, question: Question, epsilon: float | None,
         try:
             leak = calibrate(run, epsilon=given, delta=question.delta, analysis=guarantee_of(run))
         except ValueError as error:
-            raise ValueError(
-                f"leaks_epsilon must be an epsilon that the run can have, got {given!r}: {error}"
+            raise BadArgument(
+                "leaks_epsilon", f"must be an epsilon that the run can have, got {given!r}: {error}"
             ) from None
         noise = float(np.max(leak.noise_multiplier))
     elif noise is not None:

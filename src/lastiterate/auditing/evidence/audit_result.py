@@ -15,7 +15,7 @@ from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.forecast import Forecast, perfect
 from lastiterate.auditing.evidence.score_signal import defined_signal, sees_every_step
 from lastiterate.auditing.evidence.verdict_strength import Strength
-from lastiterate.common.errors import MissingExtra
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.system import late
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import told
@@ -149,7 +149,7 @@ class AuditResult:
         strength: the faults that the verdict would have caught.
         perplexity: the geometric mean of the perplexity of language models on held-out text, or None if not measured.
         perplexity_before: perplexity of the model before training.
-        outlook: the forecast of an audit with this number of models, if training is correct.
+        forecast: the bounds that an audit with this number of models reaches, if training is correct.
         second_moment: Adam's second moment, on models that are not counted, or None if it was not measured.
         claim: the claim that was judged, in words.
         name, owner, notes: what the user calls the audit, who is responsible, and remarks. Empty if not given.
@@ -178,7 +178,7 @@ class AuditResult:
     strength: Strength
     perplexity: float | None = None
     perplexity_before: float | None = None
-    outlook: Forecast | None = None
+    forecast: Forecast | None = None
     second_moment: SecondMoment | None = None
     claim: str = ""
     name: str = ""
@@ -200,14 +200,14 @@ class AuditResult:
         """The epsilon that each method reaches with probability 80%, if training is correct and the attack works as
         expected.
         """
-        return {} if self.outlook is None else {method: self.outlook.reached(method) for method in self.estimates}
+        return {} if self.forecast is None else {method: self.forecast.reached(method) for method in self.estimates}
 
     @cached_property
     def waterfall(self) -> tuple[Step, ...]:
         """The levels of epsilon from the guarantee down to the empirical epsilon."""
-        if self.outlook is None or not self.estimates:
+        if self.forecast is None or not self.estimates:
             return ()
-        return waterfall_of(self.outlook, self.predictions, self.estimates)
+        return waterfall_of(self.forecast, self.predictions, self.estimates)
 
     @property
     def last_iterate(self) -> float | None:
@@ -237,15 +237,13 @@ class AuditResult:
 
     def plot(self) -> VConcatChart:
         """Plot scores, errors and epsilons as one altair chart, which notebooks show and ``save`` writes."""
-        if sentence := late("plot.chart_file:missing_libraries")():
-            raise MissingExtra(sentence)
         chart: VConcatChart = late("plot.audit_charts:audit_chart")(self)
         return chart
 
     def page(self, path: str | Path) -> None:
         """Write the result as one web page that needs no network. The file's name must end in .html."""
         if not isinstance(path, (str, Path)):
-            raise ValueError(f"path must be a file name, got {told(path)}")
+            raise BadArgument("path", f"must be a file name, got {told(path)}")
         late("plot.page:write_page")(self, Path(path))
 
 

@@ -14,6 +14,7 @@ from lastiterate.auditing.evidence.one_run.guesses import ways_of
 from lastiterate.auditing.evidence.one_run.one_run_power import allowed_by
 from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
 from lastiterate.auditing.evidence.test_martingale import ClaimedCurve, Martingale
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import LEAST_NOISE, MOST_NOISE, number
 from lastiterate.compare_analyses import Answer
@@ -116,12 +117,12 @@ def claim_of(run: DPSGD | None, delta: float, epsilon: float | None = None, nois
         try:
             needed = calibrate(run, epsilon=claimed, delta=delta, analysis=composition)
         except ValueError as error:
-            raise ValueError(
-                f"claim_epsilon must be an epsilon that the run can have, got {claimed!r}: {error}"
+            raise BadArgument(
+                "claim_epsilon", f"must be an epsilon that the run can have, got {claimed!r}: {error}"
             ) from None
         return Claim(needed, claimed, last_iterate(needed).epsilon(delta), words)
     if run is None:
-        raise ValueError("run must be given unless claim_epsilon is given, got None")
+        raise BadArgument("run", "must be given unless claim_epsilon is given, got None")
     words = "the run as described"
     if noise is not None:
         claimed = float(noise)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, bdtrik, betainc, betainccinv, betaln, gammaln, ndtri, xlog1py, xlogy
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Floats, IntArray
 from lastiterate.privacy.mixtures.solve import invert
 
@@ -36,7 +37,7 @@ def anytime_bound(errors: ArrayLike, models: int, error: float) -> FloatArray:
     reaches 1 / error (docs/method.md).
     """
     if not 0.0 < error <= 0.5:
-        raise ValueError(f"error must be above 0 and at most 0.5, got {error!r}")
+        raise BadArgument("error", f"must be above 0 and at most 0.5, got {error!r}")
     counts, index = np.unique(np.asarray(errors, dtype=np.float64), return_inverse=True)
     bounds = np.ones(counts.size)
     some = counts < models

@@ -28,6 +28,7 @@ from lastiterate.auditing.evidence.threshold import (
     rule_of,
     separates_the_other_way,
 )
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of
 from lastiterate.features import (
@@ -188,16 +189,17 @@ def estimate_or_zero(
     if run is not None:
         require_supported(run, Support(f"method {method!r}", _ONE_RUN if METHODS[method].is_one_run else _PAIRED))
         if run.release_count > 1 and threshold == "a-priori":
-            raise ValueError(
-                f"threshold must be a number, split or corrected for a run with {run.release_count} releases, got "
-                "'a-priori': the distribution of the scores is unknown"
+            raise BadArgument(
+                "threshold",
+                f"must be a number, split or corrected for a run with {run.release_count} releases, got "
+                "'a-priori': the distribution of the scores is unknown",
             )
     check_validity(validity, threshold)
     worlds = Worlds.of(inside, outside)
     if guesses is not None:
         integer("guesses", guesses, 1, inside.size + outside.size)
     if METHODS[method].is_one_run and validity == "anytime":
-        raise ValueError(f"validity must be 'fixed' for method {method!r}, got 'anytime': one run gives one result")
+        raise BadArgument("validity", f"must be 'fixed' for method {method!r}, got 'anytime': one run gives one result")
     unfair = unfair_coins(inside.size, outside.size) if METHODS[method].is_one_run else None
     made = None
     if unfair or METHODS[method].counts_guesses:

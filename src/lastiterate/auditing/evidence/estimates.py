@@ -34,6 +34,7 @@ from lastiterate.auditing.evidence.threshold import (
     predicted_threshold,
     rule_of,
 )
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import number, one_of, told
 from lastiterate.compare_analyses import Answer, ask_all
@@ -96,15 +97,15 @@ class Question:
             object.__setattr__(self, name, plain)
         object.__setattr__(self, "fault", check_fault(self.fault))
         if sharing_the_error(self.confidence) == 1.0:
-            raise ValueError(
-                f"confidence must be at most 1 - 1e-15, because tests share the error, got {self.confidence!r}"
+            raise BadArgument(
+                "confidence", f"must be at most 1 - 1e-15, because tests share the error, got {self.confidence!r}"
             )
         check_validity(self.validity, check_threshold(self.threshold))
         if self.methods is None:
             return
         if not isinstance(self.methods, (list, tuple)) or not self.methods:
             given = "an empty list" if isinstance(self.methods, (list, tuple)) else told(self.methods)
-            raise ValueError(f"methods must be a list of at least one method, or None for all, got {given}")
+            raise BadArgument("methods", f"must be a list of at least one method, or None for all, got {given}")
         for method in self.methods:  # methods_for checks whether they apply, once the attack is known
             one_of("method", method, METHODS)
 
@@ -112,12 +113,14 @@ class Question:
         """Return the claim to judge. Raise an error if the question has no answer for this run and kind of scores."""
         self.methods_for(run, kind)
         if kind is Kind.ONE_MODEL and self.is_anytime:
-            raise ValueError(
-                "validity must be 'fixed' for canaries of one training, got 'anytime': they give one result"
+            raise BadArgument(
+                "validity", "must be 'fixed' for canaries of one training, got 'anytime': they give one result"
             )
         if self.contraction is not None:
             if kind is Kind.ALL_ITERATES:
-                raise ValueError("contraction must be None if the attack sees all iterates: it is for the last iterate")
+                raise BadArgument(
+                    "contraction", "must be None if the attack sees all iterates: it is for the last iterate"
+                )
             convex(run, contraction=self.contraction)
         return self.claim(run)
 
@@ -130,7 +133,7 @@ class Question:
             return list(apply)
         for method in self.methods:
             if method not in apply:
-                raise ValueError(f"method must be one of {', '.join(apply)} for this audit, got {told(method)}")
+                raise BadArgument("method", f"must be one of {', '.join(apply)} for this audit, got {told(method)}")
         return list(self.methods)
 
 

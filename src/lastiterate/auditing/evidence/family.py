@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.privacy.analyses.calibrate import bracket_noise, calibrate
 from lastiterate.privacy.analyses.composition import composition
@@ -156,7 +157,9 @@ def family_of(method: str, run: DPSGD | None) -> Family:
     if method == "gdp":
         return Family("gdp", last_iterate, _GAUSSIAN)
     if run is None:
-        raise ValueError(f"run must be given for method {method!r}, to know steps, sample rate and weights; got None")
+        raise BadArgument(
+            "run", f"must be given for method {method!r}, to know steps, sample rate and weights; got None"
+        )
     if run.optimizer is not None and run.release_count == 1:  # with several releases, each block has its own weights
         run = run.replace(optimizer=None, weights=run.effective_weights())
     family = Family(method, last_iterate if method == "last-iterate" else composition, run)

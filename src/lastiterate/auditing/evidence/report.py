@@ -17,10 +17,9 @@ from lastiterate.auditing.evidence.estimates import Estimates, Question, likelih
 from lastiterate.auditing.evidence.forecast import Forecast
 from lastiterate.auditing.evidence.score_signal import (
     Kind,
-    density_without,
     expected_signal,
     kind_of,
-    score_density,
+    score_densities,
     signal_of,
 )
 from lastiterate.auditing.evidence.threshold import CHOOSING, deciding
@@ -184,7 +183,7 @@ def report(evidence: Evidence, question: Question = Question()) -> AuditResult: 
         strength=strength,
         perplexity=after,
         perplexity_before=evidence.quality_before if evidence.quality == Quality("perplexity") else None,
-        outlook=Forecast(run, models, *asked, one_run=one_run),
+        forecast=Forecast(run, models, *asked, one_run=one_run),
         second_moment=evidence.second_moment,
         claim=claim.words,
         **evidence.about,
@@ -250,8 +249,7 @@ def _density(run: DPSGD, expected: ExpectedScores, scores_in: FloatArray, scores
         return None
     low, high = min(finite.min(), -3.5 * expected.spread), max(finite.max(), 3.5 * expected.spread)
     at = np.linspace(low, high, 160)
-    law = {"spread": expected.spread, "signal": expected.signal}
-    return np.stack([at, density_without(run, at, **law), score_density(run, at, **law)], axis=1)
+    return np.stack([at, *score_densities(run, at, expected)], axis=1)
 
 
 # Growth: the "anytime" bound as a function of the number of models.

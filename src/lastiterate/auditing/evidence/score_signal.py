@@ -142,39 +142,33 @@ def defined_signal(scores_in: FloatArray, scores_out: FloatArray) -> float | Non
 # Score distribution: probabilities and densities of scores by the linear analysis.
 
 
-def score_below(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """Return, for each of ``scores``, the probability that a model with the canary has a smaller score."""
-    return probability_below(_law(run, spread, signal), scores)
+def score_below(run: DPSGD, at: FloatArray, scores: LinearScores = IDEAL) -> FloatArray:
+    """Return the probability that a model with the canary has a score below each of ``at``."""
+    return probability_below(_law(run, scores), at)
 
 
-def false_alarms(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """Return, for each of ``scores``, the probability that a model without the canary has a larger score."""
-    if run.is_mirrored:
-        return score_below(run, -scores, spread=spread, signal=signal)
-    return np.asarray(ndtr(-scores / spread))
+def false_alarms(run: DPSGD, at: FloatArray, scores: LinearScores = IDEAL) -> FloatArray:
+    """Return the probability that a model without the canary has a score above each of ``at``."""
+    return score_below(run, -at, scores) if run.is_mirrored else np.asarray(ndtr(-at / scores.spread))
 
 
 def linear_rates(run: DPSGD, thresholds: FloatArray, scores: LinearScores) -> tuple[FloatArray, FloatArray]:
     """Return the false positive and the false negative rate of linear scores at each threshold."""
-    law = {"spread": scores.spread, "signal": scores.signal}
-    return false_alarms(run, thresholds, **law), score_below(run, thresholds, **law)
+    return false_alarms(run, thresholds, scores), score_below(run, thresholds, scores)
 
 
-def score_density(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """Return the density of the score of a model with the canary."""
-    return density(_law(run, spread, signal), scores)
-
-
-def density_without(run: DPSGD, scores: FloatArray, *, spread: float = 1.0, signal: float = 1.0) -> FloatArray:
-    """Return the density of the score of a model without the canary."""
+def score_densities(run: DPSGD, at: FloatArray, scores: LinearScores) -> tuple[FloatArray, FloatArray]:
+    """Return the densities of the score of a model without the canary, and of a model with the canary."""
+    law, spread = _law(run, scores), scores.spread
     if run.is_mirrored:
-        return score_density(run, -scores, spread=spread, signal=signal)
-    return np.asarray(np.exp(-0.5 * np.square(scores / spread)) / (spread * math.sqrt(2.0 * math.pi)))
+        return density(law, -at), density(law, at)
+    without = np.exp(-0.5 * np.square(at / spread)) / (spread * math.sqrt(2.0 * math.pi))
+    return np.asarray(without), density(law, at)
 
 
-def _law(run: DPSGD, spread: float, signal: float) -> Law:
+def _law(run: DPSGD, scores: LinearScores) -> Law:
     law = law_of(require_supported(run, _LINEAR_SCORES))
-    return law.scaled(signal / law.noise, spread)
+    return law.scaled(scores.signal / law.noise, scores.spread)
 
 
 # Kinds of scores: the kind decides which estimation methods apply.

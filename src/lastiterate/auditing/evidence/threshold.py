@@ -15,6 +15,7 @@ from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.error_rates import CORRECTION_RATIO, AssumptionFree, RateBound, bound_on_rates, ranks
 from lastiterate.auditing.evidence.family import Family, family_of
 from lastiterate.auditing.evidence.score_signal import IDEAL, linear_rates
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import number, one_of, told
 from lastiterate.registry import FAMILIES, THRESHOLDS, VALIDITIES
@@ -33,7 +34,7 @@ def check_threshold(threshold: float | str) -> float | str:
     if not isinstance(threshold, str):
         return number("threshold", threshold)
     if threshold not in THRESHOLDS:
-        raise ValueError(f"threshold must be a number or one of {', '.join(THRESHOLDS)}, got {told(threshold)}")
+        raise BadArgument("threshold", f"must be a number or one of {', '.join(THRESHOLDS)}, got {told(threshold)}")
     return threshold
 
 
@@ -54,9 +55,10 @@ def check_validity(validity: str, threshold: float | str) -> str:
     """Return ``validity`` if the threshold rule allows it. Otherwise raise ValueError."""
     one_of("validity", validity, VALIDITIES)
     if validity == "anytime" and threshold in ("corrected", "uncorrected"):
-        raise ValueError(
-            f"threshold must be a-priori, split or a number if validity is 'anytime', got {told(threshold)}: the best "
-            "threshold changes with every new model"
+        raise BadArgument(
+            "threshold",
+            f"must be a-priori, split or a number if validity is 'anytime', got {told(threshold)}: the best "
+            "threshold changes with every new model",
         )
     return validity
 
@@ -79,7 +81,7 @@ class Worlds:
         return false_positives, np.searchsorted(self.inside, threshold, side="left")
 
     def thresholds(self, ratio: float) -> FloatArray:
-        """Return thresholds to try: for each error count of ``ranks`` in one world, the fewest errors in the other."""
+        """Return thresholds to try. Each has an error count of ``ranks`` in one world, and the fewest in the other."""
         levels = np.unique(np.concatenate((self.inside, self.outside)))
         least_wrong = self.outside[self.outside.size - 1 - ranks(self.outside.size, ratio)]
         first_right = self.inside[ranks(self.inside.size, ratio)]
@@ -205,7 +207,7 @@ def predicted_threshold(
     The bound is averaged over possible numbers of errors. Wrong assumptions make the bound weak, but not invalid.
     """
     if run is None:
-        raise ValueError("run must be given if threshold is 'a-priori', which is predicted for the run; got None")
+        raise BadArgument("run", "must be given if threshold is 'a-priori', which is predicted for the run; got None")
     thresholds = scores.spread * np.linspace(_LOWEST, _HIGHEST, _POINTS)
     rates = linear_rates(run, thresholds, scores)
     return best_threshold(thresholds, rates, (models_out, models_in), rule_of(method, run), delta, confidence, validity)

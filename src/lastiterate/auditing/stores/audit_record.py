@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from lastiterate.attacks.attack import Expected, ExpectedScores, Facts, Words, expected_fields
 from lastiterate.auditing.design import Design, OneModel, OpenEnded, Paired, Quality, QualityName
 from lastiterate.auditing.identity import describe_run, read_run
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import BoolArray, Fields, FloatArray, IntArray
 from lastiterate.common.validation import boolean, integer, number, numbers, one_of
 from lastiterate.formatting import printable
@@ -193,13 +194,13 @@ class ScoredTrials:
     def __post_init__(self) -> None:
         scores, present, models = map(np.asarray, (self.scores, self.present, self.models))
         if scores.dtype.kind == "f" and np.isnan(scores).any():
-            raise ValueError("scores must be numbers, infinite ones included, got nan")
+            raise BadArgument("scores", "must be numbers, infinite ones included, got nan")
         if present.dtype != np.bool_:
-            raise ValueError(f"present must be an array of booleans, got one of {present.dtype}")
+            raise BadArgument("present", f"must be an array of booleans, got one of {present.dtype}")
         if models.dtype.kind not in "iu" and models.size:
-            raise ValueError(f"models must be an array of integers, got one of {models.dtype}")
+            raise BadArgument("models", f"must be an array of integers, got one of {models.dtype}")
         if models.size and not (int(models.min()) >= 0 and int(models.max()) < 2**63):
-            raise ValueError(f"models must be in [0, 2**63), got {int(models.min())} to {int(models.max())}")
+            raise BadArgument("models", f"must be in [0, 2**63), got {int(models.min())} to {int(models.max())}")
         qualities = np.asarray(self.qualities, np.float64)
         numbers("qualities", qualities[~np.isnan(qualities)], 0.0, open_high=True)
         columns = {

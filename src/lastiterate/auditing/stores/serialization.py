@@ -19,7 +19,7 @@ import numpy as np
 from lastiterate.auditing.design import Design, OpenEnded
 from lastiterate.auditing.identity import versions
 from lastiterate.auditing.stores.audit_record import Crafted, Record, ScoredTrials
-from lastiterate.common.errors import DISK_ERRORS, DiskTrouble
+from lastiterate.common.errors import DISK_ERRORS, BadArgument, DiskTrouble
 from lastiterate.common.types import Fields, IntArray
 from lastiterate.common.validation import number
 from lastiterate.data.files import BadFile
@@ -259,22 +259,22 @@ def check_planned(design: Design, crafted: Fields | None, trials: ScoredTrials) 
     if not len(trials):
         return
     if crafted is None:
-        raise ValueError("trials must come after the crafted canary")
+        raise BadArgument("trials", "must come after the crafted canary")
     places = design.places(trials.models, trials.present)
     if places.min() < 0:
-        raise ValueError(f"trials must be in the plan, got {trials.name(int(np.argmin(places)))}")
+        raise BadArgument("trials", f"must be in the plan, got {trials.name(int(np.argmin(places)))}")
     size = crafted["chunk_size"]
     if len(places) == size == 1:
         return
     order = np.argsort(places, kind="stable")
     again = order[1:][np.diff(places[order]) == 0]
     if again.size:
-        raise ValueError(f"trials must occur once, got {trials.name(int(again.min()))} again")
+        raise BadArgument("trials", f"must occur once, got {trials.name(int(again.min()))} again")
     if isinstance(design, OpenEnded):  # an extended audit may hold a chunk in two parts
         return
     numbers, counts = np.unique(places // size, return_counts=True)
     if np.any(counts != np.minimum(size, design.trials - numbers * size)):
-        raise ValueError(f"trials must be whole chunks of {size}, got a part of one")
+        raise BadArgument("trials", f"must be whole chunks of {size}, got a part of one")
 
 
 def _read(database: sqlite3.Connection) -> Contents:

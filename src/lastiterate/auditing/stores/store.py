@@ -19,7 +19,7 @@ from lastiterate.auditing.stores import serialization, store_file
 from lastiterate.auditing.stores.audit_record import Crafted, Record, ScoredTrials, as_json, check_same, differences
 from lastiterate.auditing.stores.serialization import Contents, check_planned, explaining, versions_of
 from lastiterate.common import atomic_write
-from lastiterate.common.errors import StoreLost
+from lastiterate.common.errors import BadArgument, StoreLost
 from lastiterate.common.types import Fields
 from lastiterate.common.validation import number
 from lastiterate.data.files import BadFile, Location
@@ -62,12 +62,12 @@ class MemoryStore:
         try:
             Crafted.of_fields(json.loads(text))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"crafted must have valid fields: {error}") from None
+            raise BadArgument("crafted", f"must have valid fields: {error}") from None
         held = self.crafted
         if held is None:
             self._set("crafted", text)
         elif next(differences(held, json.loads(text)), None):
-            raise ValueError(f"crafted must equal the value in the store {str(self.path)!r}, got another value")
+            raise BadArgument("crafted", f"must equal the value in the store {str(self.path)!r}, got another value")
 
     @property
     def seconds(self) -> float:
@@ -84,7 +84,7 @@ class MemoryStore:
         check_planned(*self._plan, chunk)
         for row, trial in enumerate(zip(chunk.models.tolist(), chunk.present.tolist(), strict=True)):
             if trial in self._done:
-                raise ValueError(f"trials must be new to the store {str(self.path)!r}, got {chunk.name(row)} again")
+                raise BadArgument("trials", f"must be new to the store {str(self.path)!r}, got {chunk.name(row)} again")
         self._save(chunk)
 
     def done(self) -> set[tuple[int, bool]]:

@@ -23,6 +23,7 @@ from scipy.stats import binom
 
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LikelihoodRatio, References, Unknown, Words
 from lastiterate.attacks.likelihood_ratio import TELLING_RATE, telling_threshold, total_log_likelihood_ratio
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Row, Track
 from lastiterate.common.validation import number, one_of
 from lastiterate.compare_analyses import Answer
@@ -142,7 +143,9 @@ class Malicious(BringsProblem):
         if self.threshold is not None:
             number("threshold", self.threshold)
             if self.encoding != "one-bit":
-                raise ValueError(f"threshold must be None for the encoding {self.encoding!r}, got {self.threshold!r}")
+                raise BadArgument(
+                    "threshold", f"must be None for the encoding {self.encoding!r}, got {self.threshold!r}"
+                )
 
     def craft(self, run: DPSGD, problem: object, references: References) -> Facts:
         require_plain(run)
@@ -193,9 +196,10 @@ def _copies(run: DPSGD, encoding: Encoding) -> int:
     batch = max(_BATCH, 2.0 * moved)
     copies = math.ceil(batch / max(rate, 1e-300))
     if copies > _MOST_COPIES:
-        raise ValueError(
-            f"sample_rate must be at least {batch / _MOST_COPIES:.2g} for a malicious data set of {run.steps} steps, "
-            f"got {rate!r}: the data set would need more than {_MOST_COPIES} examples"
+        raise BadArgument(
+            "sample_rate",
+            f"must be at least {batch / _MOST_COPIES:.2g} for a malicious data set of {run.steps} steps, "
+            f"got {rate!r}: the data set would need more than {_MOST_COPIES} examples",
         )
     return copies
 

@@ -108,7 +108,7 @@ def rounded_law(steps: int, sample_rate: float, noise_multiplier: float) -> Law:
     chances = np.where(at_most < 0.5, np.diff(at_most, prepend=0.0), -np.diff(above, prepend=1.0))
     taken = chances > 0.0
     noise = noise_multiplier * math.sqrt((1.0 - 0.25**steps) / 0.75)
-    return Law(noise, 0.0, np.empty(0), np.empty(0), np.empty(0), ((values[taken], chances[taken]),))
+    return Law(noise, 0.0, blocks=((values[taken], chances[taken]),))
 
 
 def _tails(values: FloatArray, steps: int, rate: float) -> tuple[FloatArray, FloatArray]:

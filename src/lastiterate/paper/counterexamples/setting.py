@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Row
 from lastiterate.common.validation import integer, number
 from lastiterate.compare_analyses import Answer, ask
@@ -59,9 +60,10 @@ class Setting:
         try:
             return calibrate(self.run(steps, 1.0), epsilon=STANDARD, delta=self.delta, analysis=composition)
         except ValueError as error:
-            raise ValueError(
-                f"noise_multiplier must be given for sample_rate {self.sample_rate!r} and {steps} steps: there is no "
-                f"default, because a standard epsilon of {STANDARD:g} cannot be reached ({error})"
+            raise BadArgument(
+                "noise_multiplier",
+                f"must be given for sample_rate {self.sample_rate!r} and {steps} steps: there is no "
+                f"default, because a standard epsilon of {STANDARD:g} cannot be reached ({error})",
             ) from None
 
 

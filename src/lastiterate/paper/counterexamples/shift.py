@@ -25,6 +25,7 @@ import numpy as np
 
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, Words
 from lastiterate.attacks.likelihood_ratio import telling_threshold, total_log_likelihood_ratio
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Row, Track, number_in
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer
@@ -81,9 +82,10 @@ class Shift(BringsProblem):
         if not self.fits(steps):
             most = 10.0 ** (LARGEST / (steps - 1))
             unit = 10.0 ** (np.floor(np.log10(most)) - 3.0)  # rounds down, so that the stated growth is allowed
-            raise ValueError(
-                f"growth must be at most {spell(np.floor(most / unit) * unit)} for {steps:,} steps, as "
-                f"growth^(steps - 1) must stay in the range of floating-point numbers, got {self.growth!r}"
+            raise BadArgument(
+                "growth",
+                f"must be at most {spell(np.floor(most / unit) * unit)} for {steps:,} steps, as "
+                f"growth^(steps - 1) must stay in the range of floating-point numbers, got {self.growth!r}",
             )
 
     def fits(self, steps: int) -> bool:

@@ -9,10 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from lastiterate.features import require_supported, reveals_every_step
-from lastiterate.privacy.analyses.composition import CompositionPair, pair_of_all_iterates
-from lastiterate.privacy.analyses.no_amplification import TOLD_NOTHING, KnownParticipations, told_run
+from lastiterate.privacy.analyses.composition import EstimatedPair, pair_of_all_iterates
 from lastiterate.privacy.curve import Pair
-from lastiterate.privacy.losses.composition_values import fnr_of
 from lastiterate.privacy.losses.gaussian_mixture import Mixture
 from lastiterate.privacy.losses.loss_cumulant import Certain, Condensed, LossCumulant
 from lastiterate.privacy.losses.mixture_loss import MixtureLoss, mixture_of
@@ -94,8 +92,6 @@ def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = 
 
 # Pair of the released iterates.
 
-_ERROR = 2e-9  # error relative to max(1, epsilon); two lines agree to half of it
-
 
 def released_pair(run: DPSGD) -> Pair:
     """Return the pair of distributions of several released iterates, for linear losses."""
@@ -116,33 +112,16 @@ def released_pair(run: DPSGD) -> Pair:
 
 
 @dataclass(frozen=True)
-class ReleasedPair(CompositionPair):
+class ReleasedPair(EstimatedPair):
     """The sum of the privacy losses of all blocks, for P over Q and for Q over P."""
 
-    run: DPSGD
     is_rounded: bool = False  # the laws of some blocks are rounded up
 
-    def _bracket(self, log_delta: float) -> tuple[float, float]:
-        try:
-            value = self._by_two_lines(log_delta)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
-            return self._proved(log_delta, None)
-        error = _ERROR * max(1.0, value)
-        lower = value
-        if self.is_rounded:
-            down = ReleasedPair(block_cumulant(released_laws(self.run), mirrored=False, up=False), self.run)
-            lower = min(value, float(down.epsilon(np.float64(log_delta))))
-        return lower - error, value + error
-
-    def _fnr(self, fpr: float) -> float:
-        try:
-            return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
-            return float(told_run(self.run).fnr(np.float64(fpr)))
-
-    @cached_property
-    def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
-        return TOLD_NOTHING, told_run(self.run)
+    def _at_least(self, value: float, log_delta: float) -> float:
+        if not self.is_rounded:
+            return value
+        down = ReleasedPair(block_cumulant(released_laws(self.run), mirrored=False, up=False), self.run)
+        return min(value, float(down.epsilon(np.float64(log_delta))))
 
     @cached_property
     def _last_iterate(self) -> Pair:

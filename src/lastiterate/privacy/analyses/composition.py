@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -36,17 +37,17 @@ from lastiterate.privacy.analyses.no_amplification import (
     told_run,
 )
 from lastiterate.privacy.curve import Pair, PrivacyCurve
-from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, proved_epsilon, proved_log_delta
 from lastiterate.privacy.losses.composition_values import costs_nothing, epsilon_of, fnr_bounds, fnr_of, log_delta_of
-from lastiterate.privacy.losses.epoch_loss import SMALLEST_DIRECT, epoch_cumulant, epsilon_of_epoch, log_delta_of_epoch
 from lastiterate.privacy.losses.loss_cumulant import LossCumulant, loss_cumulant
 from lastiterate.privacy.losses.loss_line import chernoff_bound
-from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of, replaced_pair_of
 from lastiterate.run import DPSGD, require_run
+
+if TYPE_CHECKING:
+    from lastiterate.privacy.losses.epoch_loss import EpochCumulant
 
 _WIDE = 1e-3  # if a bracket is wider than this, relative to max(1, epsilon), other bounds are tried too
 _CLOSE_RATES = 1e-7, 1e-6  # closer bounds on an error rate need no integral: absolute, and relative to the power
@@ -77,9 +78,7 @@ def composition(run: DPSGD) -> PrivacyCurve:
             return PrivacyCurve(correlated_pair(run), "composition", is_guarantee=True)
         run = plain
     pair = pair_of_all_iterates(require_supported(run, SUPPORT))
-    if isinstance(pair, EpochPair):
-        return PrivacyCurve(pair, "composition", is_guarantee=True)
-    if isinstance(pair, CompositionPair):
+    if isinstance(pair, CompositionPair) and not isinstance(pair, EstimatedPair):
         return PrivacyCurve(pair, "composition", is_guarantee=True, proved=("lower", "upper"))
     return PrivacyCurve(pair, "composition", is_guarantee=True)
 
@@ -87,9 +86,14 @@ def composition(run: DPSGD) -> PrivacyCurve:
 def pair_of_all_iterates(run: DPSGD) -> Pair:
     """Return the pair of distributions of all iterates of a run with independent noise."""
     if run.sampling == "balls-in-bins" and min(run.steps, run.batches_per_epoch or 1) > 1:
+        from lastiterate.privacy.losses.epoch_loss import epoch_cumulant
+
         return EpochPair(epoch_cumulant(require_supported(run, SUPPORT)), run)
-    if run.sampling == "truncated-poisson" and (truncated := truncated_cumulant(run)).full > 0.0:
-        return CompositionPair(truncated)
+    if run.sampling == "truncated-poisson":
+        from lastiterate.privacy.losses.truncated_loss import truncated_cumulant
+
+        if (truncated := truncated_cumulant(run)).full > 0.0:
+            return CompositionPair(truncated)
     return pair_of_steps(loss_cumulant(run))
 
 
@@ -168,6 +172,8 @@ class CompositionPair(SinglePair):
         return self._proved(log_delta, near)
 
     def _proved(self, log_delta: float, near: float | None) -> tuple[float, float]:
+        from lastiterate.privacy.losses.certified_bracket import proved_chernoff_bound, proved_epsilon
+
         try:
             if costs_nothing(self.cumulant, log_delta):
                 return 0.0, 0.0  # at epsilon = 0, P over Q and Q over P have the same delta
@@ -188,6 +194,8 @@ class CompositionPair(SinglePair):
             if add_matters(self._add, epsilon, result):
                 result = max(result, log_delta_of(self._add, epsilon))
         except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            from lastiterate.privacy.losses.certified_bracket import proved_log_delta
+
             result = min(float(self._told[1].log_delta(np.float64(epsilon))), 0.0)
             with suppress(ArithmeticError):
                 proved = max(proved_log_delta(cumulant, epsilon) for cumulant in (self.cumulant, self._add))
@@ -204,18 +212,47 @@ class CompositionPair(SinglePair):
             return min(max(lower, float(self._told[1].fnr(np.float64(fpr)))), upper)
 
 
-_ERROR = 2e-9  # error of an epsilon of epochs, relative to max(1, epsilon); two lines agree to half of it
+_ERROR = 2e-9  # error of an estimated epsilon, relative to max(1, epsilon); two lines agree to half of it
 
 
 @dataclass(frozen=True)
-class EpochPair(CompositionPair):
-    """The sum of the privacy losses of all epochs of balls in bins, for P over Q and for Q over P."""
+class EstimatedPair(CompositionPair):
+    """A sum of privacy losses for which only the fallback has a proved bracket. Other brackets estimate the error."""
 
     run: DPSGD
 
     @cached_property
     def _told(self) -> tuple[KnownParticipations, KnownParticipations]:
         return TOLD_NOTHING, told_run(self.run)
+
+    def _bracket(self, log_delta: float) -> tuple[float, float]:
+        try:
+            value = self._by_two_lines(log_delta)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return self._proved(log_delta, None)
+        error = _ERROR * max(1.0, value)
+        return max(self._at_least(value, log_delta) - error, 0.0), value + error
+
+    def _at_least(self, value: float, log_delta: float) -> float:
+        """Return a lower bound on epsilon, apart from numerical errors. ``value`` is an upper bound."""
+        return value
+
+    def _fnr(self, fpr: float) -> float:
+        try:
+            return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
+        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
+            return float(self._told[1].fnr(np.float64(fpr)))
+
+
+@dataclass(frozen=True)
+class EpochPair(EstimatedPair):
+    """The sum of the privacy losses of all epochs of balls in bins, for P over Q and for Q over P."""
+
+    cumulant: EpochCumulant
+
+    @cached_property
+    def _both(self) -> tuple[EpochCumulant, EpochCumulant]:
+        return self.cumulant, cast("EpochCumulant", self._add)
 
     @cached_property
     def _last_iterate(self) -> Pair:
@@ -226,31 +263,18 @@ class EpochPair(CompositionPair):
         return float(self.cumulant.counts.sum()) == 1.0
 
     def _by_two_lines(self, log_delta: float) -> float:
-        if self._is_single and log_delta >= SMALLEST_DIRECT:
-            return max(epsilon_of_epoch(each, log_delta) for each in (self.cumulant, self._add))
+        if self._is_single:
+            with suppress(ArithmeticError):
+                return max(each.epsilon_of_one(log_delta) for each in self._both)
         return super()._by_two_lines(log_delta)
 
     def _log_delta(self, epsilon: float) -> float:
         if self._is_single:
             with suppress(ArithmeticError):
-                value = max(log_delta_of_epoch(each, epsilon)[0] for each in (self.cumulant, self._add))
-                if value >= SMALLEST_DIRECT:
+                value = max(each.log_delta_of_one(epsilon)[0] for each in self._both)
+                if value >= self.cumulant.smallest_direct:
                     return value
         return super()._log_delta(epsilon)
-
-    def _bracket(self, log_delta: float) -> tuple[float, float]:
-        try:
-            value = self._by_two_lines(log_delta)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
-            return self._proved(log_delta, None)
-        error = _ERROR * max(1.0, value)
-        return max(value - error, 0.0), value + error
-
-    def _fnr(self, fpr: float) -> float:
-        try:
-            return min(max(fnr_of(self.cumulant, fpr), 0.0), 1.0 - fpr)
-        except ArithmeticError:  # Unreliable, or out of the range of floats: use bounds that always hold
-            return float(self._told[1].fnr(np.float64(fpr)))
 
 
 def add_matters(

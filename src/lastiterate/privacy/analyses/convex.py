@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import Floats
 from lastiterate.common.validation import number
 from lastiterate.features import (
@@ -109,9 +110,10 @@ def _factor(run: DPSGD, contraction: Contraction | None, diameter: float | None)
     if run.optimizer is not None and float(run.sample_rate) < 1.0:
         of_decay = abs(1.0 - float(run.optimizer.learning_rate) * run.optimizer.weight_decay)
         if contraction.value < of_decay - _ROUNDING:
-            raise ValueError(
-                f"contraction must be at least |1 - learning_rate * weight_decay| = {of_decay:.6g} with sampled "
-                f"batches, got {contraction.value!r}: a batch may be empty, and then only the decay contracts"
+            raise BadArgument(
+                "contraction",
+                f"must be at least |1 - learning_rate * weight_decay| = {of_decay:.6g} with sampled "
+                f"batches, got {contraction.value!r}: a batch may be empty, and then only the decay contracts",
             )
     return contraction
 
@@ -122,10 +124,10 @@ def _relative(run: DPSGD, diameter: float, learning_rate: float | None) -> float
     if learning_rate is not None:
         given = number("learning_rate", learning_rate, 0.0, open_low=True)
         if rate is not None and rate != given:
-            raise ValueError(f"learning_rate must be {rate!r} as in the run's optimizer, got {learning_rate!r}")
+            raise BadArgument("learning_rate", f"must be {rate!r} as in the run's optimizer, got {learning_rate!r}")
         rate = given
     if rate is None:
-        raise ValueError("learning_rate must be given with a diameter, because the run has no optimizer")
+        raise BadArgument("learning_rate", "must be given with a diameter, because the run has no optimizer")
     return diameter / (rate * run.clip_norm)
 
 

@@ -24,6 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.mixtures.correlated_noise import inverse
@@ -54,16 +55,17 @@ def largest_norm(coefficients: tuple[float, ...], steps: int, apart: int, epoch:
     - there are few enough participation patterns to try them all.
     """
     if steps > MOST_STEPS:
-        raise ValueError(f"steps must be at most {MOST_STEPS} for a guarantee with noise_filter, got {steps}")
+        raise BadArgument("steps", f"must be at most {MOST_STEPS} for a guarantee with noise_filter, got {steps}")
     values, error = inverse(np.array(coefficients), steps)
     count = -(-steps // apart) if epoch is None else -(-steps // epoch)
     with np.errstate(all="ignore"):
         doubt = error * math.sqrt(count)
         found = _bound(values, apart, epoch)
         if not (math.isfinite(found) and doubt <= _MOST_DOUBT * found):
-            raise ValueError(
-                "noise_filter must have an inverse that floats can hold, for a guarantee: with this filter, later "
-                "steps cancel nearly all of the noise"
+            raise BadArgument(
+                "noise_filter",
+                "must have an inverse that floats can hold, for a guarantee: with this filter, later "
+                "steps cancel nearly all of the noise",
             )
     return found + doubt
 

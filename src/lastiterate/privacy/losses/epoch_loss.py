@@ -34,7 +34,6 @@ _PER_PANEL = 0.6  # panels of a quadrature for each panel of the density
 _PIECES = 4  # points per panel of the density at which panels of a quadrature may end
 _LEAST_DEPTH, _DEPTH = 72.0, 1.4  # depth of a density, and its ratio to the log-probability that is left out
 _LARGEST_ERROR = 1e-10  # largest error of the moments of a density
-SMALLEST_DIRECT = -_LEAST_DEPTH / _DEPTH  # smallest log delta of a direct integral: the density ends there
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,39 +162,44 @@ class EpochCumulant(LossCumulant):
     def _condensed(self, nodes: int) -> Condensed | None:
         return None
 
+    @property
+    def smallest_direct(self) -> float:
+        """The smallest log delta that a direct integral can return: the density ends there."""
+        return -_LEAST_DEPTH / _DEPTH
 
-def log_delta_of_epoch(cumulant: LossCumulant, epsilon: float) -> tuple[float, float]:
-    """Return log delta of a single epoch, and its derivative, by integrating the density directly."""
-    reach = epsilon if cumulant.remove else -epsilon  # of the loss of P over Q
-    ((_, step),) = cumulant.leaving_out(-_LEAST_DEPTH).steps
-    assert isinstance(step, EpochLoss)
-    mean = 1.0 + math.expm1(reach) / step.share  # M where the loss has this value
-    ends = step.density.ends
-    at = min(max(math.log(mean), float(ends[0])), float(ends[-1])) if mean > 0.0 else float(ends[0])
-    ends = np.unique(np.append(ends[ends > at] if cumulant.remove else ends[ends < at], at))
-    half = 0.5 * np.diff(ends)[:, None]
-    x = 0.5 * (ends[1:] + ends[:-1])[:, None] + half * _NODES
-    mass = np.exp(step.density(x)) * half * _WEIGHTS
-    ratio = np.exp(step.loss(x))
-    delta = float((mass * (ratio - math.exp(reach) if cumulant.remove else 1.0 - ratio / math.exp(reach))).sum())
-    outside = float((mass * (math.exp(reach) if cumulant.remove else ratio / math.exp(reach))).sum())
-    return (math.log(delta), -outside / delta) if delta > 0.0 else (-math.inf, -1.0)
+    def log_delta_of_one(self, epsilon: float) -> tuple[float, float]:
+        """Return log delta of a single epoch, and its derivative, by integrating the density directly."""
+        reach = epsilon if self.remove else -epsilon  # of the loss of P over Q
+        ((_, step),) = self.leaving_out(-_LEAST_DEPTH).steps
+        assert isinstance(step, EpochLoss)
+        mean = 1.0 + math.expm1(reach) / step.share  # M where the loss has this value
+        ends = step.density.ends
+        at = min(max(math.log(mean), float(ends[0])), float(ends[-1])) if mean > 0.0 else float(ends[0])
+        ends = np.unique(np.append(ends[ends > at] if self.remove else ends[ends < at], at))
+        half = 0.5 * np.diff(ends)[:, None]
+        x = 0.5 * (ends[1:] + ends[:-1])[:, None] + half * _NODES
+        mass = np.exp(step.density(x)) * half * _WEIGHTS
+        ratio = np.exp(step.loss(x))
+        delta = float((mass * (ratio - math.exp(reach) if self.remove else 1.0 - ratio / math.exp(reach))).sum())
+        outside = float((mass * (math.exp(reach) if self.remove else ratio / math.exp(reach))).sum())
+        return (math.log(delta), -outside / delta) if delta > 0.0 else (-math.inf, -1.0)
 
+    def epsilon_of_one(self, log_delta: float) -> float:
+        """Return the epsilon >= 0 of a single epoch at this delta."""
 
-def epsilon_of_epoch(cumulant: LossCumulant, log_delta: float) -> float:
-    """Return the epsilon >= 0 of a single epoch at this delta."""
+        def side(epsilon: Floats) -> Side:
+            value, slope = self.log_delta_of_one(float(epsilon))
+            return Side(epsilon, np.float64(1.0), np.float64(value), np.float64(slope))
 
-    def side(epsilon: Floats) -> Side:
-        value, slope = log_delta_of_epoch(cumulant, float(epsilon))
-        return Side(epsilon, np.float64(1.0), np.float64(value), np.float64(slope))
-
-    high = np.float64(1.0)
-    while float(side(high).log_delta) > log_delta:
-        high = 2.0 * high
-    low = np.float64(0.0)
-    if float(side(low).log_delta) <= log_delta:
-        return 0.0
-    return float(solve(side, np.float64(log_delta), 0.5 * high, low, high)[0])
+        if log_delta < self.smallest_direct:
+            raise Unreliable
+        high = np.float64(1.0)
+        while float(side(high).log_delta) > log_delta:
+            high = 2.0 * high
+        low = np.float64(0.0)
+        if float(side(low).log_delta) <= log_delta:
+            return 0.0
+        return float(solve(side, np.float64(log_delta), 0.5 * high, low, high)[0])
 
 
 def epoch_cumulant(run: DPSGD) -> EpochCumulant:

@@ -23,8 +23,6 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray
 from lastiterate.privacy.losses.fourier_sums import characteristic
-from lastiterate.privacy.losses.gaussian_mixture import binomial_points
-from lastiterate.privacy.losses.mixture_loss import MixtureLoss
 from lastiterate.privacy.losses.step_loss import Loss, Segments, StepLoss, WindowLoss, moments_of
 from lastiterate.privacy.mixtures.fourier import Complex, Unreliable
 from lastiterate.privacy.mixtures.law import distinct
@@ -307,6 +305,9 @@ class LossCumulant:
     def _step(self, rate: float, sigma: float) -> Loss:
         if self.group == 1 and not self.mirrored:
             return StepLoss(rate, 1.0 / sigma, self.remove, self._left_out_of_each, self.cap)
+        from lastiterate.privacy.losses.gaussian_mixture import binomial_points
+        from lastiterate.privacy.losses.mixture_loss import MixtureLoss
+
         mixture = binomial_points(self.group, rate, 1.0 / sigma)
         return MixtureLoss(mixture, self.remove, self._left_out_of_each, self.cap, self.mirrored)
 

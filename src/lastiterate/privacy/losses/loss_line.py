@@ -128,7 +128,7 @@ def between(cumulant: LossCumulant, loss: float) -> float:
 
 
 def flat_width(cumulant: LossCumulant, loss: float) -> float:
-    """Return a width of the cutoff. Delta is sharp at the edge, and at single steps with little noise."""
+    """Return a width of the cutoff, narrow if delta is sharp: at the edge, and at single steps with little noise."""
     core = cumulant.core / _OF_GAUSSIAN
     from_edge = math.inf if cumulant.mirrored else max(abs(loss - cumulant.edge()) / _FARTHEST, 1e-3 * core)
     steep = float(np.min(1.0 / cumulant.sigmas[cumulant.sigmas < _LITTLE], initial=math.inf)) / _OF_GAUSSIAN

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import PerStep
 from lastiterate.run import DPSGD
@@ -149,9 +150,10 @@ def filtered_noise(run: DPSGD, weights: PerStep) -> float:
         values, error = influences(run, weights)
         spread = float(np.linalg.norm(sigma / largest * values))
     if not error <= _MOST_DOUBT * spread:
-        raise ValueError(
-            "noise_filter must leave more noise in the released model: the filter cancels nearly all noise, and the "
-            "remaining noise cannot be computed to ten digits"
+        raise BadArgument(
+            "noise_filter",
+            "must leave more noise in the released model: the filter cancels nearly all noise, and the "
+            "remaining noise cannot be computed to ten digits",
         )
     return largest * (spread - error)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.special import betainc
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.features import (
     COMBINATIONS,
     CORRELATED_ADAM,
@@ -117,8 +118,7 @@ class Law:
         return self.scaled(-1.0, self.noise)
 
 
-_NO_TERMS = (np.empty(0), np.empty(0), np.empty(0))
-NOTHING = Law(1.0, 0.0, *_NO_TERMS)
+NOTHING = Law(1.0, 0.0)
 
 
 LAW = Support(
@@ -139,7 +139,7 @@ def law_of(run: DPSGD) -> Law:
         return _independent(run, np.ones(()), noise if run.noise_filter is None else filtered_noise(run, 1.0))
     size = float(np.max(np.abs(weights)))
     if size == 0.0:
-        raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
+        raise BadArgument("weights", "must not all be zero: with these learning rates the run releases nothing")
     weights = np.asarray(weights) / size
     noise = _noise(run, weights) if run.noise_filter is None else filtered_noise(run, weights)
     if run.batches_per_epoch is not None:
@@ -180,15 +180,17 @@ def _in_turns(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     alike = weights.ndim == 0 or bool(np.all(weights == weights[0]))
     always = apart * rate > 1.0 - 1e-9
     if run.sampling != "poisson" or np.ndim(run.sample_rate) or not (alike or always):
-        raise ValueError(
-            f"min_separation must be 1 for the heuristic, got {apart}. A larger value needs shuffled batches, or "
+        raise BadArgument(
+            "min_separation",
+            f"must be 1 for the heuristic, got {apart}. A larger value needs shuffled batches, or "
             "Poisson sampling at a constant sample_rate with equal weights of all steps (or with sample_rate = 1 / "
-            "min_separation)"
+            "min_separation)",
         )
     if apart * rate > 1.0 + 1e-9:
-        raise ValueError(
-            f"sample_rate must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: "
-            "an example is in at most one of min_separation consecutive batches"
+        raise BadArgument(
+            "sample_rate",
+            f"must be at most 1 / min_separation = {1.0 / apart:g} for the heuristic, got {rate!r}: "
+            "an example is in at most one of min_separation consecutive batches",
         )
     if not alike:
         return Law(noise, 0.0, blocks=(_in_order(weights, np.full(apart, 1.0 / apart)),) * run.group_size)
@@ -265,23 +267,23 @@ def _once_per_epoch(run: DPSGD, weights: FloatArray, noise: float) -> Law:
     """
     rate = float(run.sample_rate)
     length = epoch_length(run)
-    none = np.empty(0)
     if weights.ndim == 0 or np.all(weights == weights[0]):
         value = float(weights if weights.ndim == 0 else weights[0])
         epochs, rest = divmod(run.steps, length)
         constant = epochs * value * run.group_size
         if not rest:
-            return Law(noise, constant, none, none, none)
+            return Law(noise, constant)
         assert run.group_size == 1 or run.sampling != "shuffled"
         counts, rates, values = np.array([[float(run.group_size)], [rest * rate], [value]])
         return Law(noise, constant, counts, rates, values)
     assert run.group_size == 1 or run.sampling != "shuffled"
     if run.min_separation == length:  # all epochs have the same order
-        return Law(noise, 0.0, *_NO_TERMS, (_in_order(weights, _places(rate, length)),) * run.group_size)
+        return Law(noise, 0.0, blocks=(_in_order(weights, _places(rate, length)),) * run.group_size)
     if run.min_separation > 1:
-        raise ValueError(
-            f"min_separation must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
-            f"{run.sampling!r} and different weights, got {run.min_separation}: otherwise epochs depend on each other"
+        raise BadArgument(
+            "min_separation",
+            f"must be 1 or {length}, the number of batches in an epoch, for the heuristic with sampling "
+            f"{run.sampling!r} and different weights, got {run.min_separation}: otherwise epochs depend on each other",
         )
     constant, blocks = 0.0, []
     for start in range(0, run.steps, length):
@@ -290,7 +292,7 @@ def _once_per_epoch(run: DPSGD, weights: FloatArray, noise: float) -> Law:
             constant += float(values[0]) * run.group_size
         else:
             blocks.append((values, _sums_of_groups(index, _places(rate, index.size))))
-    return Law(noise, constant, none, none, none, tuple(blocks) * run.group_size)
+    return Law(noise, constant, blocks=tuple(blocks) * run.group_size)
 
 
 def _places(rate: float, count: int) -> FloatArray:

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.search import doubled
 from lastiterate.common.types import Floats
 from lastiterate.privacy.curve import Pair
@@ -174,7 +175,9 @@ def replaced_pair_of(law: Law) -> Pair:
     if low == high:
         return pair_of(law.scaled(2.0, law.noise))
     if low < 0.0 < high:
-        raise ValueError("weights must all have one sign with neighbours 'replace': otherwise the best test is unknown")
+        raise BadArgument(
+            "weights", "must all have one sign with neighbours 'replace': otherwise the best test is unknown"
+        )
     return ReplacedPair(law.flipped() if low < 0.0 else law)
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import PerStep
 from lastiterate.features import (
     CHECKPOINTS_INSIDE_EPOCHS,
@@ -45,7 +46,7 @@ def released_laws(run: DPSGD) -> list[tuple[float, Law]]:
             laws[key] = law
             counts[key] = counts.get(key, 0.0) + number
     if not laws:
-        raise ValueError("weights must not all be zero: with these learning rates the run releases nothing")
+        raise BadArgument("weights", "must not all be zero: with these learning rates the run releases nothing")
     return [(counts[key], law) for key, law in laws.items()]
 
 
@@ -87,8 +88,8 @@ def _law(run: DPSGD, start: int, stop: int) -> Law | None:
         return None
     law = law_of(run.stretch(start, stop))
     if law.low < 0.0 < law.high:
-        raise ValueError(
-            "weights must all have one sign with several releases: otherwise the best test for a block is unknown"
+        raise BadArgument(
+            "weights", "must all have one sign with several releases: otherwise the best test for a block is unknown"
         )
     return law.flipped() if law.low < 0.0 else law
 

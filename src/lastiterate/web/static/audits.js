@@ -67,7 +67,7 @@ function sorted() {
 
 function list() {
   byId("tools").hidden = !rows.length;
-  if (!rows.length) { made.clear(); byId("rows").replaceChildren(make("p", {}, "No store is here yet. One that appears is shown: begin an audit with --store in this folder.")); return; }
+  if (!rows.length) { made.clear(); byId("rows").replaceChildren(make("p", {}, "There is no store here yet. Begin an audit with --store in this folder: it will appear here.")); return; }
   const body = byId("rows").querySelector("tbody") ?? table();
   const shownRows = sorted();
   for (const [index, row] of shownRows.entries()) {

@@ -164,8 +164,8 @@ function risks() {
     {label: "guaranteed: at most", kind: "guarantee", part: guaranteed.get(baseline) ?? 0, text: at(guaranteed, baseline, waiting)},
     {label: "predicted: at most", kind: "prediction", part: predicted.get(baseline) ?? 0, text: at(predicted, baseline, "…")},
   ]);
-  byId("risk-words").textContent = `An attacker who guesses a person's secret with probability ${percentUp(baseline)} from a model trained without that person guesses it with at most ${at(guaranteed, baseline, waiting)} from this one (predicted: at most ${at(predicted, baseline, "…")}).`;
-  byId("members-words").textContent = `An attacker who accepts 1% false alarms finds at most ${at(guaranteed, 0.01, waiting)} of the members (predicted: at most ${at(predicted, 0.01, "…")}).`;
+  byId("risk-words").textContent = `An attacker who guesses a person's secret with probability ${percentUp(baseline)} from a model trained without that person guesses it with probability at most ${at(guaranteed, baseline, waiting)} from this one (predicted: at most ${at(predicted, baseline, "…")}).`;
+  byId("members-words").textContent = `An attacker who accepts 1% false alarms (people outside the data) finds at most ${at(guaranteed, 0.01, waiting)} of the people in the data (predicted: at most ${at(predicted, 0.01, "…")}).`;
 }
 
 // --- sampling: the same run with batches drawn in other ways

@@ -21,6 +21,7 @@ from lastiterate.auditing.evidence.error_rates import AssumptionFree, RateBound,
 from lastiterate.auditing.evidence.family import Family, family_of
 from lastiterate.auditing.evidence.one_run.allowed_guesses import gaussian, largest_factor, slack
 from lastiterate.auditing.evidence.threshold import Bounds, Worlds, bounds_at, chosen_by_themselves, predicted_threshold
+from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import Floats, IntArray
 from lastiterate.common.validation import told
 from lastiterate.formatting import spell
@@ -161,7 +162,7 @@ def bound_by_counts(
 ) -> LowerBound:
     """Return the bound if ``right`` of ``count`` guesses are right, without its ``largest``."""
     if method not in METHODS or not METHODS[method].counts_guesses:
-        raise ValueError(f"method must be a method of one run that counts right guesses, got {told(method)}")
+        raise BadArgument("method", f"must be a method of one run that counts right guesses, got {told(method)}")
     epsilon, noise, _ = _strongest(method, canaries, ((count, right),), delta, error, run)
     return LowerBound(epsilon, None, noise)
 
@@ -172,8 +173,8 @@ def _strongest(
     """Return the largest bound of pairs (guesses, right guesses), the noise it allows, and the index of its pair."""
     if (analysis := METHODS[method].family) is not None:
         if run is None:
-            raise ValueError(
-                f"run must be given for method {method!r}, to know steps, sample rate and weights; got None"
+            raise BadArgument(
+                "run", f"must be given for method {method!r}, to know steps, sample rate and weights; got None"
             )
         family = family_of(analysis.option, run)
         factor, chosen = _factor(family, canaries, ways, error)

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import bdtrc, bdtrik, ndtr
 
+from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.one_run.allowed_guesses import LeastWrong, lines_of, nodes_of, slack
 from lastiterate.auditing.evidence.one_run.guesses import FEWEST, bound_by_counts, p_value
 from lastiterate.auditing.evidence.score_signal import guarantee_of, score_below
@@ -67,15 +68,7 @@ class OneRunPlan:
 
     def reached(self, method: str, chance: float) -> float:
         """Return the largest epsilon that the bound reaches with at least this probability."""
-        return self._epsilon(
-            method, int(np.ceil(bdtrik(1.0 - chance, self.guesses, self.accuracy)).clip(0, self.guesses))
-        )
-
-    def largest(self, method: str) -> float:
-        """Return the bound if no guess is wrong."""
-        return self._epsilon(method, self.guesses)
-
-    def _epsilon(self, method: str, right: int) -> float:
+        right = int(np.ceil(bdtrik(1.0 - chance, self.guesses, self.accuracy)).clip(0, self.guesses))
         error = 1.0 - self.confidence
         return bound_by_counts(method, self.canaries, self.guesses, right, self.delta, error, self.run).epsilon
 
@@ -176,5 +169,5 @@ def _below(run: DPSGD, signal: float, spread: float) -> tuple[FloatArray, FloatA
     scale = signal / law.noise
     reach = scale * (law.mean + _FURTHEST * math.sqrt(law.variance))
     scores = np.linspace(-_FURTHEST * spread, max(reach, 0.0) + _FURTHEST * spread, _POINTS)
-    inside = np.maximum.accumulate(score_below(run, scores, spread=spread, signal=signal))
+    inside = np.maximum.accumulate(score_below(run, scores, LinearScores(signal, spread)))
     return inside, ndtr(scores / spread)
