@@ -58,3 +58,25 @@ def test_the_check_of_an_example_passes_and_finds_its_fault(name, fault, row, mo
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 1, found.output
     assert row in [each["name"] for each in json.loads(found.stdout)["faults"]]
+
+
+def test_features_made_from_images_are_data_for_an_audit(tmp_path, monkeypatch, capsys):
+    import sys
+
+    from lastiterate.data import load
+
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
+    labels = np.arange(30) % 3
+    np.savez(tmp_path / "images.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
+    (tmp_path / "net.py").write_text(
+        "import torch\n\ndef net():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.ReLU(), torch.nn.Flatten())\n"
+    )
+    words = ["images.npz", "features.npz", "net.py:net", "--size", "6", "--largest", "2"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["make_features.py", *words])
+    runpy.run_path(str(EXAMPLES / "make_features.py"), run_name="__main__")
+    assert "95% of the test images have features of norm at most" in capsys.readouterr().out
+    found = load("features.npz", 3.0)
+    assert (found.x_train.shape, found.x_train.dtype) == ((30, 80), np.uint8)
+    assert 0 < found.x_train.max() < 255

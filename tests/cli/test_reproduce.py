@@ -1,3 +1,6 @@
+import numpy as np
+import pytest
+
 from lastiterate.paper.reproduce import figure1, figure2
 
 KEYS = ["panel", "steps", "sample_rate", "noise_multiplier", "composition", "last_iterate", "full_batch"]
@@ -24,3 +27,32 @@ def test_pictures_go_into_the_folder_that_was_asked_for(cli, tmp_path):
 
 def test_ctrl_c_says_how_to_resume(stopped):
     assert "kept: the same command resumes" in stopped("reproduce figure2 --store kept", figure2, "rows")
+
+
+@pytest.fixture
+def features(tmp_path):
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (300, 12), dtype=np.uint8), generator.integers(0, 3, 300)
+    np.savez(tmp_path / "f.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    return tmp_path / "f.npz"
+
+
+def test_a_rehearsal_on_features_tells_models_and_time(cli, features):
+    found = cli.json(f"reproduce figure4 --scale cifar10-features --features {features} --models 2 --dry-run")["rows"]
+    assert {(row["setting"], row["attack"], row["steps"]) for row in found} == {
+        (setting, attack, 400) for setting in ("blank", "natural") for attack in ("mislabelled", "clipbkd")
+    }
+    assert all(row["models"] == 4 + 96 and row["seconds"] > 0.0 for row in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("table2 --features f.npz", "--features FILE.npz and --scale cifar10-features must be given together"),
+        ("figure1 --scale cifar10-features --features f.npz", "applies to figure2, figure4, table2, got figure1"),
+        ("table2 --scale cifar10-features --features f.npz --data digits", "--data must not be given with --features"),
+        ("figure1 --dry-run", "--dry-run applies to figures and tables that train models"),
+    ],
+)
+def test_scales_and_rehearsals_that_do_not_apply_are_refused(cli, words, message):
+    assert message in cli.refusal(f"reproduce {words}")

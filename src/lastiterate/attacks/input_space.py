@@ -64,6 +64,7 @@ class InputSpace:
     supports: ClassVar = Support("the attack InputSpace", ONE_EXAMPLE | {GROUPS, REPLACEMENT})
 
     def craft(self, run: DPSGD, problem: Problem, references: References) -> Facts:
+        problem = self._prepared(problem)
         images, labels = _images(problem)
         law = law_of(run)
         setting = self._others(problem)
@@ -90,6 +91,7 @@ class InputSpace:
         return facts | {"centre": centre, "unit": unit, "signal": float(np.clip(signal, 0.02, 1.0))}
 
     def arm(self, run: DPSGD, problem: Problem, facts: Facts) -> Armed:
+        problem = self._prepared(problem)
         images, labels = _images(problem)
         index, setting = facts["index"], self._others(problem)
         image = self._image(images) if index is None else images[index]
@@ -126,6 +128,13 @@ class InputSpace:
             "standard deviations of the score without the canary",
             (f"{3 * self.pilots} pilot models chose the canary and the threshold; they are not counted.",),
         )
+
+    def _prepared(self, problem: Problem) -> Problem:
+        """Return the problem with float32 instead of uint8, which cannot hold a ClipBKD canary."""
+        images, labels = _images(problem)
+        if self.canary != "clipbkd" or images.dtype != np.uint8:
+            return problem
+        return replace(problem, examples=(images.astype(np.float32), labels))
 
     def _others(self, problem: Problem) -> Problem:
         images, labels = _images(problem)

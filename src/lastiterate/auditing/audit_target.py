@@ -15,7 +15,7 @@ from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.protocol import Experiment
 from lastiterate.auditing.user_code import import_file, is_python
 from lastiterate.common.errors import AttackFailed, BadArgument, TrainerFailed, guarded
-from lastiterate.common.types import IntegerArray, RealArray
+from lastiterate.common.types import IntegerArray, NumberArray
 from lastiterate.common.validation import told
 from lastiterate.optimizer import SGD, is_sgd
 from lastiterate.privacy.analyses.calibrate import calibrate
@@ -34,7 +34,7 @@ class Subject:
     problem: Any
     words: str
     name: str
-    test: tuple[RealArray, IntegerArray] | None = None
+    test: tuple[NumberArray, IntegerArray] | None = None
     attack: object = None
     initial: Any = None
     batch_size: Any = None
@@ -58,16 +58,24 @@ class Subject:
         return Path("runs") / f"{self.name}-{experiment.identity().digest()}.sqlite"
 
 
-def find_subject(data: str, model: str, trainer: str | None, run: Callable[[int | None], DPSGD | None]) -> Subject:
+def find_subject(
+    data: str,
+    model: str,
+    trainer: str | None,
+    run: Callable[[int | None], DPSGD | None],
+    feature_norm: float | None = None,
+) -> Subject:
     """Return the subject named on the command line.
 
     ``run(examples)`` returns the run that the command-line options describe, or None.
     """
     if trainer is not None:
+        if feature_norm is not None:
+            raise ValueError(f"feature_norm is for features in an .npz file, got {feature_norm!r} with a trainer")
         return _users(trainer, run(None))
     from lastiterate.data import load
 
-    dataset = load(data)
+    dataset = load(data, feature_norm)
     described = run(len(dataset.x_train))
     from lastiterate.training.recipes import recipe  # imports JAX, which takes time
 

@@ -32,7 +32,7 @@ from lastiterate.auditing.stores.audit_record import Crafted, Record
 from lastiterate.auditing.stores.serialization import damaged
 from lastiterate.auditing.stores.store import MemoryStore, Store, begin
 from lastiterate.common.errors import BadArgument, Breakdown, TrainerFailed
-from lastiterate.common.types import BoolArray, Fields, IntArray, IntegerArray, RealArray
+from lastiterate.common.types import BoolArray, Fields, IntArray, IntegerArray, NumberArray
 from lastiterate.common.validation import boolean, told
 from lastiterate.data.files import BadFile
 from lastiterate.formatting import spell_down
@@ -57,7 +57,7 @@ def audit(
     threshold: float | str = "a-priori",
     claim_epsilon: float | None = None,
     claim_noise: float | None = None,
-    test: tuple[RealArray, IntegerArray] | None = None,
+    test: tuple[NumberArray, IntegerArray] | None = None,
     data: str = "",
     progress: bool | None = None,
     validity: str = "fixed",

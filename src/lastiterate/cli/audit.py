@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -235,7 +236,11 @@ def audit(
             "digits|PATH",
         ),
     ] = "digits",
-    model: Annotated[Literal["mlp", "logistic", "cnn", "wide-resnet"], "The model (default: mlp)."] = "mlp",
+    feature_norm: Annotated[
+        float | None,
+        "Public bound on the norm of features, if the .npz file holds features. Larger ones are scaled down to it.",
+    ] = None,
+    model: Annotated[Literal["mlp", "logistic", "ridge", "cnn", "wide-resnet"], "The model (default: mlp)."] = "mlp",
     trainer: Annotated[
         str | None,
         Option("Your own trainer, instead of the built-in one: (seed, canary) -> score or parameters.", "FILE.py:NAME"),
@@ -290,7 +295,8 @@ def audit(
         check_audit(options.store, options, inputs, json)
     with talk_on_stderr():
         noise, clip_norm = options.noise_multiplier, options.clip_norm
-        subject = find_subject(data, model, trainer, lambda n: described_run(size, method_, noise, clip_norm, n))
+        described = partial(described_run, size, method_, noise, clip_norm)
+        subject = find_subject(data, model, trainer, described, feature_norm)
         if not any(vars(size).values()):  # default training; only releases, group size or neighbours are given
             given = {name: value for name, value in _released_options(method_).items() if value is not None}
             subject = subject.protecting(**given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +13,8 @@ from lastiterate.cli import output as out
 from lastiterate.cli.app import OptionError
 from lastiterate.cli.audit_options import EngineOptions, resumable
 from lastiterate.cli.options import Json, Option, unfold
-from lastiterate.common.types import JsonObject, Row, text_in
-from lastiterate.paper.reproduce import NAMES, Reproduction, Scale, find
+from lastiterate.common.types import JsonObject, Row, number_in, text_in
+from lastiterate.paper.reproduce import NAMES, ON_FEATURES, Reproduction, Scale, find
 
 if TYPE_CHECKING:
     from lastiterate.paper.reproduce.audited_figures import Audits
@@ -27,10 +28,16 @@ def reproduce(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help=f"What to reproduce: {', '.join(NAMES)}, or all.", show_default=False)
     ],
-    scale: Annotated[Scale, "Small (default), or as large as in the paper."] = "quick",
+    scale: Annotated[
+        Scale, "Small (default), as large as in the paper, or linear probes on features of CIFAR-10."
+    ] = "quick",
     data: Annotated[
         str | None,
         Option("Data to train on (default: the embedded digits; --scale full: CIFAR-10's folder).", "PATH"),
+    ] = None,
+    features: Annotated[
+        str | None,
+        Option("Features for --scale cifar10-features, as examples/make_features.py makes them.", "FILE.npz"),
     ] = None,
     model: Annotated[
         str | None, Option("table1: a language model (--scale full: default google/gemma-2-2b).", "PATH_OR_NAME")
@@ -44,6 +51,7 @@ def reproduce(
         Path | None,
         Option("Folder for NAME.png and NAME.html (default: the current one), or one file.", "FOLDER|FILE"),
     ] = None,
+    dry_run: Annotated[bool, "Only print the number of models and the time that the audits need."] = False,
     json: Json = False,
 ) -> None:
     """Recompute a figure or table of the paper.
@@ -56,10 +64,18 @@ def reproduce(
       lastiterate reproduce figure1 --scale quick --output pictures
       lastiterate reproduce figure2 --models 1024
       lastiterate reproduce table1 --model stories260k --text personachat.jsonl
+      lastiterate reproduce table2 --scale cifar10-features --features cifar10_features.npz --dry-run
       lastiterate reproduce table2 --scale full --data cifar-10-batches-py --engine ray --gpus 1
     """
     from lastiterate.paper.reproduce.audited_figures import Audits
 
+    if (features is not None) != (scale == "cifar10-features"):
+        raise OptionError("--features FILE.npz and --scale cifar10-features must be given together")
+    if features is not None:
+        if name not in ON_FEATURES:
+            raise OptionError(f"--scale cifar10-features applies to {', '.join(ON_FEATURES)}, got {name}")
+        if data is not None:
+            raise OptionError(f"--data must not be given with --features, got {data!r}")
     names = tuple(each for each in NAMES if each != "table1" or text is not None) if name == "all" else (name,)
     wanted = {each: find(each) for each in names}
     given = {
@@ -83,9 +99,14 @@ def reproduce(
     if len({file for drawn in files.values() for file in drawn}) < sum(map(len, files.values())):
         raise OptionError(f"--output must be a folder for all figures, got the file {str(output)!r}")
     drawn = [file for of_one in files.values() for file in of_one]
-    read = {"--data": out.given_files(data), "--model": out.given_files(model), "--text": out.given_files(text)}
+    read = {"--data": out.given_files(features or data), "--model": out.given_files(model)}
+    read["--text"] = out.given_files(text)
     out.check_apart({"--output": drawn, "--store": out.store_files(store or STORE)}, read)
-    audits = Audits(data, model, text, store or STORE, models, engine.find())
+    audits = Audits(features or data, model, text, store or STORE, models, engine.find())
+    if dry_run:
+        trained = {each: found for each, found in wanted.items() if {"data", "text"} & set(found.TAKES)}
+        _rehearse(trained, scale, audits, json)
+        return
     results: list[JsonObject] = []
     beside: list[out.Beside] = []
     status = 0
@@ -100,6 +121,24 @@ def reproduce(
     if json:
         out.print_json({"name": "all", "results": results} if name == "all" else results[0])
     raise typer.Exit(out.write_beside(beside, quiet=True) or status)
+
+
+def _rehearse(wanted: dict[str, Reproduction], scale: Scale, audits: Audits, json: bool) -> None:
+    """Print how many models the audits of these figures train, and about how long that takes here."""
+    if not wanted:
+        raise OptionError("--dry-run applies to figures and tables that train models")
+    audits = replace(audits, is_rehearsal=True)
+    with out.talk_on_stderr():
+        rows: list[Row] = []
+        for each, found in wanted.items():
+            rows += [{"name": each, **row} for row in found.rows(scale, out.tracker(each), audits)]
+    if json:
+        out.print_json({"name": "dry run", "rows": rows})
+        return
+    for each, found in wanted.items():
+        out.print_rows(found.TITLE, [row for row in rows if row["name"] == each])
+    minutes = sum(number_in(row, "seconds") for row in rows) / 60
+    out.print_note(f"about {minutes:,.0f} minutes here. Dry run: nothing was trained to the end or saved.")
 
 
 def _rows(found: Reproduction, name: str, scale: Scale, audits: Audits) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Data sets of labelled images: validated once and read-only."""
+"""Data sets of labelled images or features: validated once and read-only."""
 
 from __future__ import annotations
 
@@ -8,42 +8,55 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lastiterate.common.types import Float32Array, Int32Array, NumberArray
-from lastiterate.common.validation import integer
+from lastiterate.common.types import Float32Array, FloatArray, Int32Array, NumberArray
+from lastiterate.common.validation import integer, number
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
+_BLOCK = 4096  # examples whose norms are computed at once
 MOST_CLASSES = 2**31 - 1  # labels are int32
 MOST_UNASKED = 2**16  # limit of the default of ``classes``, because models have weights for each class
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Validated, labelled images for training and testing. The arrays are read-only, and copied if they were writable.
+    """Validated, labelled images or features for training and testing, as read-only arrays.
 
     Args:
         name: name of the data set in reports.
-        x_train: float32 in [0, 1] of shape [n, height, width, channels].
+        x_train: images: float32 in [0, 1] of shape [n, height, width, channels]. Or features: float32 or uint8 of
+            shape [n, features].
         y_train: int32 in 0..classes-1 of shape [n].
-        x_test: like ``x_train``, with images of the same shape.
+        x_test: like ``x_train``, with images or features of the same shape.
         y_test: like ``y_train``.
         classes: number of classes. A class may have no images.
+        feature_norm: the bound on the norm of every example's features; uint8 stands for values in [0, 1], like the
+            pixels of an image. None for images.
     """
 
     name: str
-    x_train: Float32Array = field(repr=False)
+    x_train: NumberArray = field(repr=False)
     y_train: Int32Array = field(repr=False)
-    x_test: Float32Array = field(repr=False)
+    x_test: NumberArray = field(repr=False)
     y_test: Int32Array = field(repr=False)
     classes: int
+    feature_norm: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name must be a text that is not empty, got {self.name!r}")
         object.__setattr__(self, "classes", integer("classes", self.classes, 1, MOST_CLASSES))
+        if self.feature_norm is not None:
+            number("feature_norm", self.feature_norm, 0.0, open_low=True)
         for x, y in (("x_train", "y_train"), ("x_test", "y_test")):
-            images = _checked(x, getattr(self, x), np.float32, "[n, height, width, channels], each at least 1", 4)
-            _check_range(x, images)
+            if self.feature_norm is None:
+                images = _checked(x, getattr(self, x), np.float32, "[n, height, width, channels], each at least 1", 4)
+                _check_range(x, images)
+            else:
+                kind = np.uint8 if getattr(getattr(self, x), "dtype", None) == np.uint8 else np.float32
+                images = _checked(x, getattr(self, x), kind, "[n, features], each at least 1", 2)
+                if _norms(images).max() > self.feature_norm * (1.0 + 1e-6):
+                    raise ValueError(f"{x} must have features of norm at most {self.feature_norm!r}, got a larger norm")
             labels = _checked(y, getattr(self, y), np.int32, "[n] with n at least 1", 1)
             for label in (int(labels.min()), int(labels.max())):
                 if not 0 <= label < self.classes:
@@ -56,6 +69,8 @@ class Dataset:
             raise ValueError(
                 f"x_test must have images of shape {self.x_train.shape[1:]} like x_train, got {self.x_test.shape[1:]}"
             )
+        if self.x_train.dtype != self.x_test.dtype:
+            raise ValueError(f"x_test must be {self.x_train.dtype} like x_train, got {self.x_test.dtype}")
 
     @classmethod
     def from_arrays(
@@ -66,8 +81,13 @@ class Dataset:
         x_test: ArrayLike,
         y_test: ArrayLike,
         classes: int | None = None,
+        feature_norm: float | None = None,
     ) -> Dataset:
         """Return a data set from images as uint8 or as floats in [0, 1], with or without an axis of channels.
+
+        Or from features of shape [n, features], as numbers of any size, with a public bound ``feature_norm`` on the
+        norm of an example. Choose the bound without looking at private data. Larger features are scaled down to it.
+        Features in uint8 stay uint8, which saves memory; their unit is 1/255, as for images.
 
         Labels may be integers of any type, of shape [n] or [n, 1]. The default of ``classes`` is the largest label
         plus 1, which must be at most 65,536.
@@ -75,8 +95,20 @@ class Dataset:
         train_labels, test_labels = _as_labels("y_train", y_train), _as_labels("y_test", y_test)
         if classes is None:
             classes = 1 + max(_largest("y_train", train_labels), _largest("y_test", test_labels))
-        train_images, test_images = _as_images("x_train", x_train), _as_images("x_test", x_test)
-        return cls(name, train_images, train_labels, test_images, test_labels, classes)
+        if feature_norm is None:
+            train_images: NumberArray = _as_images("x_train", x_train)
+            test_images: NumberArray = _as_images("x_test", x_test)
+        else:
+            bound = number("feature_norm", feature_norm, 0.0, open_low=True)
+            train_images, test_images = (_as_features(*x, bound) for x in (("x_train", x_train), ("x_test", x_test)))
+        return cls(name, train_images, train_labels, test_images, test_labels, classes, feature_norm)
+
+    @property
+    def feature_scale(self) -> float | None:
+        """The factor that brings features to a norm of at most 1, or None for images."""
+        if self.feature_norm is None:
+            return None
+        return (1.0 / 255.0 if self.x_train.dtype == np.uint8 else 1.0) / self.feature_norm
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
         """Return the first ``train`` and ``test`` images. None means all images. The arrays are views, not copies."""
@@ -102,8 +134,40 @@ def _check_range(name: str, images: NumberArray) -> None:
             raise ValueError(f"{name} must be in [0, 1], or in 0..255 as uint8, got {pixel!r}")
 
 
+def _as_features(name: str, value: ArrayLike, bound: float) -> NumberArray:
+    """Return features of norm at most ``bound``. Larger ones are scaled down, each example by itself."""
+    given = _as_array(name, value)
+    if given.ndim != 2 or not given.size or given.dtype.kind not in "iuf":
+        raise ValueError(
+            f"{name} must be numbers of shape [n, features], each at least 1, because feature_norm was given, "
+            f"got {given.dtype} of shape {given.shape}"
+        )
+    features = given if given.dtype == np.uint8 else given.astype(np.float32)
+    norms = _norms(features)
+    if not np.isfinite(norms).all():
+        raise ValueError(f"{name} must be finite numbers in the range of float32, got inf or NaN")
+    if (large := norms > bound).any():
+        features = features.copy()
+        scaled = features[large] * (bound / norms[large, None])
+        features[large] = np.floor(scaled) if features.dtype == np.uint8 else scaled
+    if features is not value:
+        features.flags.writeable = False
+    return features
+
+
+def _norms(features: NumberArray) -> FloatArray:
+    unit = 1.0 / 255.0 if features.dtype == np.uint8 else 1.0
+    blocks = (features[begin : begin + _BLOCK].astype(np.float64) for begin in range(0, len(features), _BLOCK))
+    return np.concatenate([unit * np.linalg.norm(block, axis=1) for block in blocks])
+
+
 def _as_images(name: str, value: ArrayLike) -> Float32Array:
     given = _as_array(name, value)
+    if given.ndim == 2:
+        raise ValueError(
+            f"feature_norm must be given for features, as in {name} of shape {given.shape}: a public bound on the norm "
+            "of an example, chosen without looking at private data"
+        )
     if given.dtype != np.uint8 and given.dtype.kind != "f":
         raise ValueError(f"{name} must be uint8 or floats in [0, 1], got {given.dtype}")
     if given.ndim not in (3, 4) or not given.size:

@@ -165,11 +165,11 @@ _LONGEST_HEADER = 10_000  # NumPy's own limit
 _LARGEST_DIRECTORY = 2**24  # bytes of the directory of a zip file, which needs about 60 bytes per array
 
 
-def load_npz(path: Location) -> Dataset:
+def load_npz(path: Location, feature_norm: float | None = None) -> Dataset:
     """Load the arrays ``x_train, y_train, x_test, y_test`` of an .npz file. Nothing is unpickled.
 
-    Other arrays are ignored. Images and labels must have the form that :meth:`Dataset.from_arrays` accepts. The data
-    set is named after the file.
+    Other arrays are ignored. The arrays must have the form that :meth:`Dataset.from_arrays` accepts: images, or with a
+    ``feature_norm`` features. The data set is named after the file.
     """
     source = as_path(path)
     allowance = Allowance()
@@ -183,7 +183,7 @@ def load_npz(path: Location) -> Dataset:
                 raise BadFile(f"{str(source)!r} must hold {', '.join(KEYS)}, got no {', '.join(missing)}")
             x_train, y_train, x_test, y_test = (_read_npz(source, archive, names[key], allowance) for key in KEYS)
     with blaming(source):
-        return Dataset.from_arrays(source.stem, x_train, y_train, x_test, y_test)
+        return Dataset.from_arrays(source.stem, x_train, y_train, x_test, y_test, feature_norm=feature_norm)
 
 
 class _Cautious:

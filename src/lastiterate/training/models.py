@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import PyTree
 from numpy.typing import NDArray
 
-from lastiterate.common.types import RealArray
+from lastiterate.common.types import NumberArray
 from lastiterate.common.validation import as_array, function, integer, told
 from lastiterate.training.problem import Loss, Moment
 
@@ -175,7 +175,7 @@ def cross_entropy(model: Classifier, example: tuple[jax.Array, jax.Array], momen
     return jax.nn.logsumexp(logits) - logits[label]
 
 
-def accuracy(model: Classifier, x: RealArray, y: NDArray[np.integer]) -> float:
+def accuracy(model: Classifier, x: NumberArray, y: NDArray[np.integer]) -> float:
     """Return the fraction of examples for which the label has the largest logit."""
     function("model", model, "a function from one example to its logits")
     images, labels = as_array("x", x), as_array("y", y)
@@ -188,8 +188,25 @@ def accuracy(model: Classifier, x: RealArray, y: NDArray[np.integer]) -> float:
 
 
 @eqx.filter_jit
-def _predictions(model: Classifier, x: RealArray) -> jax.Array:
+def _predictions(model: Classifier, x: NumberArray) -> jax.Array:
     return jnp.argmax(jax.vmap(model)(jnp.asarray(x)), axis=1)
+
+
+def squared_error(model: Classifier, example: tuple[jax.Array, jax.Array], moment: Moment) -> jax.Array:
+    """Return half the squared distance between the outputs and the unit vector of the label."""
+    x, label = example
+    outputs = model(x)
+    return 0.5 * jnp.sum(jnp.square(outputs - jax.nn.one_hot(label, outputs.size, dtype=outputs.dtype)))
+
+
+class Scaled(eqx.Module):
+    """A model whose inputs are multiplied by a constant first, such as features in uint8."""
+
+    model: Classifier
+    scale: float = eqx.field(static=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.model(x.astype(float) * self.scale)
 
 
 # Networks.

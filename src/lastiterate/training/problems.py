@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from scipy.special import bdtrc
 
 from lastiterate.common.search import first_integer
-from lastiterate.common.types import Float32Array, FloatArray, Int32Array
+from lastiterate.common.types import Float32Array, FloatArray
 from lastiterate.common.validation import as_array, instance, integer, number, numbers
 from lastiterate.data import Dataset
 from lastiterate.features import (
@@ -36,8 +36,18 @@ from lastiterate.features import (
 )
 from lastiterate.privacy.convex.distances import Contraction
 from lastiterate.run import DPSGD
-from lastiterate.training.models import CNN, MLP, Dense, WideResNet, augmentation_multiplicity, cross_entropy
-from lastiterate.training.problem import Moment, Problem
+from lastiterate.training.models import (
+    CNN,
+    MLP,
+    Classifier,
+    Dense,
+    Scaled,
+    WideResNet,
+    augmentation_multiplicity,
+    cross_entropy,
+    squared_error,
+)
+from lastiterate.training.problem import Loss, Moment, Problem
 
 
 def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
@@ -55,8 +65,20 @@ def linear(gradients: ArrayLike | None = None, dimension: int = 1) -> Problem:
 
 def logistic(dataset: Dataset) -> Problem:
     """Return multinomial logistic regression. All parameters start at 0."""
+    return _linear_classifier(dataset, cross_entropy)
+
+
+def least_squares(dataset: Dataset) -> Problem:
+    """Return linear regression on the unit vectors of the labels, a ridge classifier. All parameters start at 0.
+
+    The ridge penalty is the optimizer's weight decay.
+    """
+    return _linear_classifier(dataset, squared_error)
+
+
+def _linear_classifier(dataset: Dataset, loss: Loss) -> Problem:
     model = Dense(int(np.prod(_checked(dataset).x_train.shape[1:])), dataset.classes, jax.random.key(0))
-    return Problem(jax.tree.map(jnp.zeros_like, model), _flat_examples(dataset), cross_entropy)
+    return _on_vectors(dataset, jax.tree.map(jnp.zeros_like, model), loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +123,10 @@ def clip_features(problem: Problem, feature_norm: float) -> Problem:
 
 
 def feature_norms(problem: Problem) -> FloatArray:
-    """Return the norm of each example's features, in 64 bits."""
+    """Return the norm of each example's features, in 64 bits, after a scaling of the problem's model."""
     features = np.asarray(jax.tree.leaves(problem.examples)[0], dtype=np.float64)
-    norms: FloatArray = np.linalg.norm(features.reshape(len(features), -1), axis=1)
+    scale = problem.parameters.scale if isinstance(problem.parameters, Scaled) else 1.0
+    norms: FloatArray = scale * np.linalg.norm(features.reshape(len(features), -1), axis=1)
     return norms
 
 
@@ -111,18 +134,18 @@ def mlp(dataset: Dataset, hidden: int = 128, seed: int = 0) -> Problem:
     """Return a tanh network with one hidden layer. All models start from the same parameters, drawn with ``seed``."""
     inputs = int(np.prod(_checked(dataset).x_train.shape[1:]))
     model = MLP((inputs, integer("hidden", hidden), dataset.classes), _key(seed))
-    return Problem(model, _flat_examples(dataset), cross_entropy)
+    return _on_vectors(dataset, model, cross_entropy)
 
 
 def cnn(dataset: Dataset, seed: int = 0) -> Problem:
     """Return a small convolutional network for images of 8x8, 28x28 or 32x32 pixels."""
-    model = CNN(_checked(dataset).x_train.shape[1:], dataset.classes, _key(seed))
+    model = CNN(_images(dataset).x_train.shape[1:], dataset.classes, _key(seed))
     return Problem(model, (dataset.x_train, dataset.y_train), cross_entropy)
 
 
 def wide_resnet(dataset: Dataset, augmentations: int = 16, seed: int = 0) -> Problem:
     """Return the WideResNet-16-4 of De et al. (2022). The loss is the mean over augmentations of an example."""
-    model = WideResNet(16, 4, _checked(dataset).classes, _key(seed))
+    model = WideResNet(16, 4, _images(dataset).classes, _key(seed))
     loss = augmentation_multiplicity(cross_entropy, integer("augmentations", augmentations))
     return Problem(model, (dataset.x_train, dataset.y_train), loss)
 
@@ -152,8 +175,16 @@ def _key(seed: int) -> jax.Array:
     return jax.random.key(integer("seed", seed, 0, 2**63 - 1))
 
 
-def _flat_examples(dataset: Dataset) -> tuple[Float32Array, Int32Array]:
-    return dataset.x_train.reshape(len(dataset.x_train), -1), dataset.y_train
+def _images(dataset: Dataset) -> Dataset:
+    if _checked(dataset).feature_norm is not None:
+        raise ValueError(f"model must be mlp, logistic or ridge for features, which {dataset.name} holds: no images")
+    return dataset
+
+
+def _on_vectors(dataset: Dataset, model: Classifier, loss: Loss) -> Problem:
+    examples = dataset.x_train.reshape(len(dataset.x_train), -1), dataset.y_train
+    scale = dataset.feature_scale
+    return Problem(model if scale is None else Scaled(model, scale), examples, loss)
 
 
 def _constant_gradient(parameters: PyTree, example: jax.Array, moment: Moment) -> jax.Array:
@@ -214,7 +245,8 @@ def contraction_of(problem: Problem, run: DPSGD, *, feature_norm: float, failure
 def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
     if isinstance(problem, ScalarLink):
         return problem.curvature * most**2
-    if problem.loss is cross_entropy and isinstance(problem.parameters, Dense):
+    model = problem.parameters.model if isinstance(problem.parameters, Scaled) else problem.parameters
+    if problem.loss is cross_entropy and isinstance(model, Dense):
         largest = math.hypot(most, 1.0)  # norm of features and bias
         if run.clip_norm < math.sqrt(2.0) * largest:
             raise ValueError(

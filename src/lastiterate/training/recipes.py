@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastiterate.common.types import Float32Array, FloatArray, Int32Array
+from lastiterate.common.types import FloatArray, Int32Array, NumberArray
 from lastiterate.common.validation import instance, one_of
 from lastiterate.data import Dataset, digits
 from lastiterate.optimizer import SGD
@@ -33,8 +33,8 @@ class Recipe:
         require_run(self.run)
 
     @property
-    def test(self) -> tuple[Float32Array, Int32Array]:
-        """Test images, in the shape that the model takes, and their labels."""
+    def test(self) -> tuple[NumberArray, Int32Array]:
+        """Test examples, in the shape that the model takes, and their labels."""
         shape = np.shape(self.problem.examples[0])[1:]
         return self.dataset.x_test.reshape(-1, *shape), self.dataset.y_test
 
@@ -44,14 +44,14 @@ class Recipe:
         return np.array([accuracy(trained.model(i), *self.test) for i in range(len(trained.models))])
 
 
-MODELS = ("mlp", "logistic", "cnn", "wide-resnet")
+MODELS = ("mlp", "logistic", "ridge", "cnn", "wide-resnet")
+_ON_VECTORS = {"mlp": problems.mlp, "logistic": problems.logistic, "ridge": problems.least_squares}
 
 
 def recipe(dataset: Dataset, model: str = "mlp") -> Recipe:
     """Return the default recipe for a data set: epsilon 8 by composition, except for the paper's image model."""
-    if one_of("model", model, MODELS) in ("mlp", "logistic"):
-        problem = problems.mlp(dataset) if model == "mlp" else problems.logistic(dataset)
-        return Recipe(dataset, problem, _run(dataset, 256, 40, 8.0, 1e-5))
+    if one_of("model", model, MODELS) in _ON_VECTORS:
+        return Recipe(dataset, _ON_VECTORS[model](dataset), _run(dataset, 256, 40, 8.0, 1e-5))
     return small_cnn(dataset) if model == "cnn" else wide_resnet(dataset)
 
 

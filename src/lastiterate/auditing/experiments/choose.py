@@ -16,7 +16,7 @@ from lastiterate.auditing.design import OneModel, OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.common.system import process_peak_bytes
-from lastiterate.common.types import BoolArray, IntArray, IntegerArray, RealArray
+from lastiterate.common.types import BoolArray, IntArray, IntegerArray, NumberArray
 from lastiterate.common.validation import as_array, instance, integer, told
 from lastiterate.features import require_supported
 from lastiterate.run import DPSGD
@@ -66,7 +66,7 @@ class Given:
     attack: object
     models: int
     seed: int
-    test: tuple[RealArray, IntegerArray] | None = None
+    test: tuple[NumberArray, IntegerArray] | None = None
     data: str = ""
     open_ended: bool = False  # the audit may be stopped and continued at any time; ``models`` is the initial number
 

@@ -21,7 +21,7 @@ from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.auditing.user_code import is_installed
 from lastiterate.common.errors import AttackFailed, TrainingDiverged, guarded
 from lastiterate.common.progress import TrainingProgress
-from lastiterate.common.types import BoolArray, FloatArray, IntArray, IntegerArray, RealArray
+from lastiterate.common.types import BoolArray, FloatArray, IntArray, IntegerArray, NumberArray
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 from lastiterate.training import GradientCanary, Problem, Trainer, second_moment, train
@@ -45,7 +45,7 @@ _WATCHED = 100  # a purpose (see ``TrainsReferences``) that no attack uses
 
 @dataclass(frozen=True, eq=False)
 class _OnShippedTrainer(Experiment):
-    test: tuple[RealArray, IntegerArray] | None = None  # images and labels on which accuracy is measured
+    test: tuple[NumberArray, IntegerArray] | None = None  # images and labels on which accuracy is measured
 
     @property
     def quality(self) -> Quality | None:

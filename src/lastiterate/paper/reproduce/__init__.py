@@ -12,8 +12,9 @@ from lastiterate.plot.style import alt
 if TYPE_CHECKING:
     from lastiterate.paper.reproduce.audited_figures import Audits
 
-Scale = Literal["quick", "full"]
+Scale = Literal["quick", "full", "cifar10-features"]
 
+ON_FEATURES = ("figure2", "figure4", "table2")  # what the scale cifar10-features applies to
 NAMES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "table1", "table2")
 
 
