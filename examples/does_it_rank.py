@@ -1,6 +1,6 @@
 """Does the heuristic rank runs that have the same guarantee? A test by audits of 24 runs drawn at random.
 
-All runs train a small network on handwritten digits, and composition guarantees epsilon 8 at delta 1e-5 for each of
+All runs train a small model on handwritten digits, and composition guarantees epsilon 8 at delta 1e-5 for each of
 them. They differ in sample rate, steps, schedule, momentum and learning rate. The audits measure how far the last
 iterates with and without a canary are apart. Rank correlations compare what predicts this order.
 
@@ -24,9 +24,21 @@ from scipy.stats import kendalltau, spearmanr
 import lastiterate as li
 from lastiterate.schedules import SCHEDULES
 
-RUNS, MODELS, EPSILON, DELTA, ATTACKS = 24, 256, 8.0, 1e-5, ("quiet", "mislabelled")
+RUNS, MODELS, EPSILON, DELTA = 24, 256, 8.0, 1e-5
+AUDITS = ("logistic", "quiet"), ("logistic", "mislabelled")  # models and canaries
 EXAMPLES = 1437  # training images of the embedded digits
-COLUMNS = ("attack", "sample_rate", "steps", "schedule", "momentum", "learning_rate", "noise_multiplier", "in", "out")
+COLUMNS = (
+    "model",
+    "canary",
+    "sample_rate",
+    "steps",
+    "schedule",
+    "momentum",
+    "learning_rate",
+    "noise_multiplier",
+    "in",
+    "out",
+)
 FALSE_POSITIVES = 0.05
 Table = dict[str, dict[str, tuple[float, float, float, float]]]
 
@@ -57,15 +69,15 @@ def run_of(setting: dict[str, Any]) -> li.DPSGD:
     return li.DPSGD(steps=steps, sample_rate=rate, noise_multiplier=noise, optimizer=optimizer)
 
 
-def audit_one(number: int, setting: dict[str, Any], attack: str, store: Path) -> dict[str, Any]:
+def audit_one(number: int, setting: dict[str, Any], model: str, canary: str, store: Path) -> dict[str, Any]:
     """Audit one run, and return its settings and scores, in hundredths of a standard deviation without the canary."""
     from lastiterate.auditing.audit_target import find_subject
     from lastiterate.auditing.stores.store import Store
 
-    problem = find_subject("digits", "mlp", None, lambda examples: None).problem
-    file = store / f"{number:02}-{attack}.sqlite"
+    problem = find_subject("digits", model, None, lambda examples: None).problem
+    file = store / f"{number:02}-{model}-{canary}.sqlite"
     store.mkdir(parents=True, exist_ok=True)
-    li.audit(run_of(setting), problem, attack, MODELS, number, file)
+    li.audit(run_of(setting), problem, canary, MODELS, number, file)
     with Store.read(file) as kept:
         trials = kept.scores()
     inside, outside = trials.scores[trials.present], trials.scores[~trials.present]
@@ -74,7 +86,12 @@ def audit_one(number: int, setting: dict[str, Any], attack: str, store: Path) ->
         world: np.rint(100.0 * (scores - outside.mean()) / outside.std()).astype(int)
         for world, scores in scaled.items()
     }
-    return {"attack": attack, **setting, **{name: " ".join(map(str, each)) for name, each in hundredths.items()}}
+    return {
+        "model": model,
+        "canary": canary,
+        **setting,
+        **{name: " ".join(map(str, each)) for name, each in hundredths.items()},
+    }
 
 
 def distance(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastiterate.cli.app import OptionError
+from lastiterate.cli.app import INCONCLUSIVE, OptionError
 from lastiterate.cli.audit_options import ClaimOptions, Fault, Strict, parse_threshold
 from lastiterate.cli.options import Json, MethodOptions, Option, PerStep, SizeOptions, choice, unfold
-from lastiterate.cli.output import print_json, print_rows
+from lastiterate.cli.output import print_json, print_note, print_rows
 from lastiterate.common.types import JsonObject
 from lastiterate.registry import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
@@ -21,15 +23,30 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.estimate import Estimate
 
 
+@dataclass(frozen=True)
+class ZeroRunOptions:
+    """Options for a model that exists."""
+
+    zero_run: Annotated[bool, "For a model that exists: correct for the shift between members and non-members."] = False
+    members: Annotated[Path | None, Option("CSV with column score and features of members.", "FILE.csv")] = None
+    non_members: Annotated[
+        Path | None, Option("The same of non-members, sorted by time or source for the placebo.", "FILE.csv")
+    ] = None
+    odds: Annotated[
+        float | None, "Factor by which true odds of membership may differ from the propensity model's (default: 1)."
+    ] = None
+
+
 @unfold
 def estimate(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score; for one run also coin."),
-    ],
     size: SizeOptions,
     training: MethodOptions,
     claims: ClaimOptions,
+    zero: ZeroRunOptions,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score; for one run also coin."),
+    ] = None,
     noise_multiplier: Annotated[PerStep | None, "Noise of the run; only a threshold chosen a-priori needs it."] = None,
     confidence: Annotated[float, "Joint confidence in both error rates (default: 0.95)."] = 0.95,
     method: Annotated[
@@ -57,10 +74,10 @@ def estimate(
     FILE has one row per model. Column world is "in" if the model was trained with the canary, else "out". Column score
     is larger if the canary is more likely. The result is a lower bound that holds with the given confidence. A claim
     gets a verdict. For a one-run method, a row is a canary, and column coin (or canary) names the fair coin of this
-    canary.
+    canary. With --zero-run, scores are those of members and of non-members of one model that exists.
 
     \b
-    Exit status 1: the claim is refuted. 4: the verdict is inconclusive.
+    Exit status 1: the claim is refuted. 4: the verdict is inconclusive, or --zero-run refuses its result.
 
     \b
     Example:
@@ -77,6 +94,14 @@ def estimate(
     from lastiterate.common.progress import tell
     from lastiterate.registry import headline_of
 
+    if zero.zero_run:
+        plain = (size, training, claims) == (SizeOptions(), MethodOptions(), ClaimOptions(delta=claims.delta))
+        usual = (file, noise_multiplier, method, threshold, fault, strict) == (
+            None, None, "clopper-pearson", "split", 0.5, False
+        )  # fmt: skip
+        raise typer.Exit(_zero_run(zero, claims.delta, confidence, json, plain and usual))
+    if file is None or zero != ZeroRunOptions():
+        raise OptionError("FILE must be given, or --zero-run with --members and --non-members; --odds needs --zero-run")
     run, delta, validity = None, claims.delta, claims.validity
     if size != SizeOptions() or training != MethodOptions() or noise_multiplier is not None:
         # The default noise multiplier is 1, because only the shape of the noise matters.
@@ -123,6 +148,53 @@ def estimate(
     else:
         print_json(rows[0] | judged)
     raise typer.Exit(status_of(verdict, claimed, strict))
+
+
+_SHIFTS = 1.2, 1.5, 2.0  # odds factors of the sentence on hidden shift
+
+
+def _zero_run(zero: ZeroRunOptions, delta: float, confidence: float, json: bool, alone: bool) -> int:
+    """Print the bound for a model that exists, or the reason why there is none, and return the exit status."""
+    import lastiterate
+    from lastiterate.auditing.load_evidence import read_examples
+    from lastiterate.common.types import with_reasons
+    from lastiterate.formatting import per_cent, spell, spell_down, spell_exact
+
+    if zero.members is None or zero.non_members is None or not alone:
+        allowed = "--odds, --delta, --confidence and --json"
+        raise OptionError(f"--zero-run must be given with --members, --non-members, and no others but {allowed}")
+    (names, scores_in, features_in), (others, scores_out, features_out) = map(
+        read_examples, (zero.members, zero.non_members)
+    )
+    if names != others:
+        got = f"{', '.join(names)} and {', '.join(others)}"
+        raise OptionError(f"--members and --non-members must have the same columns of features, got {got}")
+    odds = 1.0 if zero.odds is None else zero.odds
+    found = lastiterate.zero_run(scores_in, scores_out, features_in, features_out, delta, confidence, odds=odds)
+    if json:
+        fields = {name: value for name, value in asdict(found).items() if name != "refusal"}
+        print_json(with_reasons(fields, {"epsilon": found.refusal}) | {"features": names})
+        return INCONCLUSIVE if found.refusal else 0
+    how = f"with {per_cent(found.confidence)} confidence, at delta {spell_exact(found.delta)}"
+    lines = [f"{found.members:,} members, {found.non_members:,} non-members; features: {', '.join(names)}"]
+    lines.append(
+        f"No bound: {found.refusal}"
+        if found.epsilon is None
+        else f"Epsilon at least {spell_down(found.epsilon, 3)} {how}, for odds within a factor of {spell(found.odds)}."
+    )
+    lines.append(
+        f"{found.right:,} of {found.guesses:,} guesses are right. Without leakage, the features explain "
+        f"{spell(found.expected, 4)}. Without the features, the result would be {spell_down(found.unadjusted, 3)}."
+    )
+    if found.epsilon is not None:
+        left = [f"{spell_down(max(0.0, math.log(found.explaining_odds / each)), 3)} ({each:g})" for each in _SHIFTS]
+        lines.append(
+            f"Hidden shift: odds that are wrong by a factor of {spell(found.explaining_odds, 3)} explain the scores "
+            f"without leakage. Bounds for larger factors: {', '.join(left)}."
+        )
+        lines.append(f"Placebo: no leakage found among non-members. Calibration: p = {spell(found.calibration, 2)}.")
+    print_note(*lines, *found.rests_on)
+    return INCONCLUSIVE if found.refusal else 0
 
 
 def _methods(method: str, run: DPSGD | None) -> tuple[str, ...]:
