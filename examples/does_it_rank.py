@@ -119,10 +119,10 @@ PREDICTORS: dict[str, Callable[[li.DPSGD], float]] = {
 }
 
 
-def read(path: Path, attack: str) -> tuple[list[li.DPSGD], np.ndarray, np.ndarray]:
-    """Return the runs of an attack, and the scores with and without the canary, a row per run."""
+def read(path: Path, model: str, canary: str) -> tuple[list[li.DPSGD], np.ndarray, np.ndarray]:
+    """Return the runs of a model and canary, and the scores with and without the canary, a row per run."""
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["attack"] == attack]
+        rows = [row for row in csv.DictReader(file) if (row["model"], row["canary"]) == (model, canary)]
     runs = [run_of(row) for row in rows]
     inside, outside = (np.array([row[world].split() for row in rows], float) for world in ("in", "out"))
     return runs, inside, outside
@@ -159,19 +159,21 @@ def draw_picture(path: Path, scores: Path) -> None:
     import altair as alt
 
     rows = []
-    for attack in ATTACKS:
-        runs, inside, outside = read(scores, attack)
+    for model, canary in AUDITS:
+        runs, inside, outside = read(scores, model, canary)
         signals = distance(inside, outside)
         error = np.sqrt(2.0 / inside.shape[1] + signals**2 / (4.0 * inside.shape[1]))
         for run, signal, half in zip(runs, signals, 1.96 * error, strict=True):
             for name in ("heuristic: epsilon", "full batch: epsilon"):
-                rows.append({"attack": attack, "by": name, "x": PREDICTORS[name](run), "signal": float(signal)})
+                rows.append(
+                    {"attack": f"{canary} ({model})", "by": name, "x": PREDICTORS[name](run), "signal": float(signal)}
+                )
                 rows[-1] |= {"low": float(signal - half), "high": float(signal + half)}
     panels = []
     for name in ("heuristic: epsilon", "full batch: epsilon"):
         part = alt.Chart(alt.Data(values=[row for row in rows if row["by"] == name]))
         x = alt.X("x:Q", title=f"{name} at delta 1e-5 (composition: 8 for every run)")
-        colour = alt.Color("attack:N", title="canary", scale=alt.Scale(range=["#0072b2", "#d55e00"]))
+        colour = alt.Color("attack:N", title="canary (model)", scale=alt.Scale(range=["#0072b2", "#d55e00"]))
         points = part.mark_point(filled=True, size=70).encode(
             x=x, y=alt.Y("signal:Q", title="signal d' that the audit found"), color=colour, shape="attack:N"
         )
@@ -190,14 +192,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.store is not None:
         settings = list(enumerate(draw_settings()))
-        rows = [audit_one(number, each, attack, options.store) for attack in ATTACKS for number, each in settings]
+        rows = [audit_one(number, each, *audit, options.store) for audit in AUDITS for number, each in settings]
         with options.scores.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    for attack in ATTACKS:
-        for signal, found in rank(*read(options.scores, attack)).items():
-            print(f"{attack} canary, {signal}")
+    for model, canary in AUDITS:
+        for signal, found in rank(*read(options.scores, model, canary)).items():
+            print(f"{model}, {canary} canary, {signal}")
             for name, (spearman, low, high, kendall) in found.items():
                 print(f"  {name:24} Spearman {spearman:5.2f} [{low:5.2f}, {high:5.2f}]  Kendall {kendall:5.2f}")
     if options.picture is not None:

@@ -288,19 +288,15 @@ def read_examples(path: Path) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
     rows = _rows(path)
     header = next(rows)[1]
     if "score" not in header or len(header) < 2 or len(set(header)) < len(header) or not all(header):
-        got = _shortened(", ".join(header)) if any(header) else "none"
         what = "a column score and at least one column of features in its first line, each with its own name"
-        raise ValueError(f"{str(path)!r} must have {what}, got {got}")
-    values = array("d")
+        raise ValueError(f"{str(path)!r} must have {what}, got {_shortened(', '.join(header)) or 'none'}")
+    values: list[float] = []
     for line, row in rows:
-        if len(row) != len(header):
-            raise ValueError(f"{path.name} line {line} must have {len(header)} values, got {len(row)}")
-        for name, text in zip(header, row, strict=True):
-            value = written_number(text)
-            if value is None:
-                got = f"{_shortened(text.strip())!r}. Write categories as columns of 0 and 1"
-                raise ValueError(f"{path.name} line {line}: {name} must be a finite number in plain digits, got {got}")
-            values.append(value)
+        found = [value for text in row if (value := written_number(text)) is not None]
+        if len(found) < len(row) or len(row) != len(header):
+            what = f"{len(header)} finite numbers in plain digits (a category is a column of 0 and 1)"
+            raise ValueError(f"{path.name} line {line} must have {what}, got {_shortened(','.join(row))!r}")
+        values += found
     table, score = np.array(values).reshape(-1, len(header)), header.index("score")
     return tuple(header[:score] + header[score + 1 :]), table[:, score], np.delete(table, score, axis=1)
 

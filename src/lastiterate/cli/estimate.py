@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,14 +26,10 @@ if TYPE_CHECKING:
 class ZeroRunOptions:
     """Options for a model that exists."""
 
-    zero_run: Annotated[bool, "For a model that exists: correct for the shift between members and non-members."] = False
+    zero_run: Annotated[bool, "For one model that exists: correct for how members and non-members differ."] = False
     members: Annotated[Path | None, Option("CSV with column score and features of members.", "FILE.csv")] = None
-    non_members: Annotated[
-        Path | None, Option("The same of non-members, sorted by time or source for the placebo.", "FILE.csv")
-    ] = None
-    odds: Annotated[
-        float | None, "Factor by which true odds of membership may differ from the propensity model's (default: 1)."
-    ] = None
+    non_members: Annotated[Path | None, Option("The same of non-members, sorted by time or source.", "FILE.csv")] = None
+    odds: Annotated[float | None, "Factor by which modelled odds of membership may be wrong (default: 1)."] = None
 
 
 @unfold
@@ -95,11 +90,8 @@ def estimate(
     from lastiterate.registry import headline_of
 
     if zero.zero_run:
-        plain = (size, training, claims) == (SizeOptions(), MethodOptions(), ClaimOptions(delta=claims.delta))
-        usual = (file, noise_multiplier, method, threshold, fault, strict) == (
-            None, None, "clopper-pearson", "split", 0.5, False
-        )  # fmt: skip
-        raise typer.Exit(_zero_run(zero, claims.delta, confidence, json, plain and usual))
+        others = file, size, training, replace(claims, delta=1e-5), noise_multiplier, method, threshold, fault, strict
+        raise typer.Exit(_zero_run(zero, claims.delta, confidence, json, others == _USUAL))
     if file is None or zero != ZeroRunOptions():
         raise OptionError("FILE must be given, or --zero-run with --members and --non-members; --odds needs --zero-run")
     run, delta, validity = None, claims.delta, claims.validity
@@ -150,7 +142,7 @@ def estimate(
     raise typer.Exit(status_of(verdict, claimed, strict))
 
 
-_SHIFTS = 1.2, 1.5, 2.0  # odds factors of the sentence on hidden shift
+_USUAL = None, SizeOptions(), MethodOptions(), ClaimOptions(), None, "clopper-pearson", "split", 0.5, False
 
 
 def _zero_run(zero: ZeroRunOptions, delta: float, confidence: float, json: bool, alone: bool) -> int:
@@ -158,42 +150,23 @@ def _zero_run(zero: ZeroRunOptions, delta: float, confidence: float, json: bool,
     import lastiterate
     from lastiterate.auditing.load_evidence import read_examples
     from lastiterate.common.types import with_reasons
-    from lastiterate.formatting import per_cent, spell, spell_down, spell_exact
 
     if zero.members is None or zero.non_members is None or not alone:
         allowed = "--odds, --delta, --confidence and --json"
         raise OptionError(f"--zero-run must be given with --members, --non-members, and no others but {allowed}")
-    (names, scores_in, features_in), (others, scores_out, features_out) = map(
-        read_examples, (zero.members, zero.non_members)
-    )
-    if names != others:
-        got = f"{', '.join(names)} and {', '.join(others)}"
-        raise OptionError(f"--members and --non-members must have the same columns of features, got {got}")
+    members, others = read_examples(zero.members), read_examples(zero.non_members)
+    names = ", ".join(members[0])
+    if members[0] != others[0]:
+        got = f"{names} and {', '.join(others[0])}"
+        raise OptionError(f"--members and --non-members must have the same columns in the same order, got {got}")
     odds = 1.0 if zero.odds is None else zero.odds
-    found = lastiterate.zero_run(scores_in, scores_out, features_in, features_out, delta, confidence, odds=odds)
+    found = lastiterate.zero_run(members[1], others[1], members[2], others[2], delta, confidence, odds=odds)
     if json:
         fields = {name: value for name, value in asdict(found).items() if name != "refusal"}
-        print_json(with_reasons(fields, {"epsilon": found.refusal}) | {"features": names})
-        return INCONCLUSIVE if found.refusal else 0
-    how = f"with {per_cent(found.confidence)} confidence, at delta {spell_exact(found.delta)}"
-    lines = [f"{found.members:,} members, {found.non_members:,} non-members; features: {', '.join(names)}"]
-    lines.append(
-        f"No bound: {found.refusal}"
-        if found.epsilon is None
-        else f"Epsilon at least {spell_down(found.epsilon, 3)} {how}, for odds within a factor of {spell(found.odds)}."
-    )
-    lines.append(
-        f"{found.right:,} of {found.guesses:,} guesses are right. Without leakage, the features explain "
-        f"{spell(found.expected, 4)}. Without the features, the result would be {spell_down(found.unadjusted, 3)}."
-    )
-    if found.epsilon is not None:
-        left = [f"{spell_down(max(0.0, math.log(found.explaining_odds / each)), 3)} ({each:g})" for each in _SHIFTS]
-        lines.append(
-            f"Hidden shift: odds that are wrong by a factor of {spell(found.explaining_odds, 3)} explain the scores "
-            f"without leakage. Bounds for larger factors: {', '.join(left)}."
-        )
-        lines.append(f"Placebo: no leakage found among non-members. Calibration: p = {spell(found.calibration, 2)}.")
-    print_note(*lines, *found.rests_on)
+        print_json(with_reasons(fields, {"epsilon": found.refusal}) | {"features": members[0]})
+    else:
+        about = f"{len(members[1]):,} members, {len(others[1]):,} non-members, features {names}"
+        print_note(about, *found.sentences)
     return INCONCLUSIVE if found.refusal else 0
 
 
