@@ -25,6 +25,7 @@ from lastiterate.common.validation import (
     number,
     per_step,
     shape,
+    shown,
 )
 from lastiterate.mechanism import Mechanism
 
@@ -94,7 +95,8 @@ class SGD(ByFields):
             )
         if self.averaging is not None and not (isinstance(self.averaging, str) and self.averaging == "uniform"):
             if isinstance(self.averaging, str) or np.ndim(self.averaging) != 0:
-                raise BadArgument("averaging", f"must be None, 'uniform' or a decay in (0, 1), got {self.averaging!r}")
+                allowed = "None, 'uniform' or a decay in (0, 1)"
+                raise BadArgument("averaging", f"must be {allowed}, got {shown(self.averaging)}")
             self._fix(averaging=number("averaging", self.averaging, 0.0, 1.0, open_low=True, open_high=True))
 
     @property
@@ -386,4 +388,4 @@ def require_optimizer(optimizer: object) -> Optimizer:
             "divides gradients differently from Adam; use equal weights instead (optimizer=None), and say so in "
             "reports",
         )
-    raise BadArgument("optimizer", f"must be a lastiterate.SGD, a lastiterate.Adam or None, got {name}")
+    raise BadArgument("optimizer", f"must be a lastiterate.SGD, a lastiterate.Adam or None, got {shown(name)}")

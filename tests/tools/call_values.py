@@ -300,7 +300,7 @@ def hostile_values() -> list[tuple[str, Make]]:
     plain: list[Any] = [
         None, True, False, -1, 0, 1, 2**53 + 1, 2**64, 10**400, -(10**30), 0.0, -0.5, 1.5, math.nan, math.inf,
         -math.inf, 5e-324, 1.7e308, 1 + 2j, "", " ", "x", "1", "\uff11\uff12", "1_000", "nan", "a\nb", "\0", "\udcff",
-        "x" * 5000, b"x", bytearray(b"1"), (), [], {}, set(), (1,), [1, 2, 3], [[1.0], [2.0, 3.0]], ["a", "b"], [None],
+        "x" * 5000, ["x" * 5000], b"x", (), [], {}, set(), (1,), [1, 2, 3], [[1.0], [2.0, 3.0]], ["a", "b"], [None],
         {"a": 1}, {1, 2}, frozenset("a"), range(3), slice(1), ..., NotImplemented, object(), object, int, li, li.DPSGD,
         li.SGD, li.SGD(0.1), PLAIN, TRAINED, attacks.Adversarial, attacks.GradientSpace(), attacks.OneRun(),
         li.last_iterate, len, Path("missing/x"), Path(), "missing/x", ".", fractions.Fraction(1, 3),
