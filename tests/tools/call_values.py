@@ -55,6 +55,12 @@ def _images() -> data.Dataset:
     return data.Dataset.from_arrays("few", images, labels, images[:4], labels[:4])
 
 
+def _npz() -> str:
+    x, y = np.eye(2, dtype=np.float32), [0, 1]
+    np.savez("features.npz", x_train=x, x_test=x, y_train=y, y_test=y)
+    return "features.npz"
+
+
 @functools.cache
 def _curve() -> li.PrivacyCurve:
     return li.last_iterate(PLAIN)
@@ -289,6 +295,7 @@ GOOD: dict[str, list[Make]] = {
     "count": _values(2),
     "moment": [lambda: training.Moment(0, _key())],
     "loss": [lambda: lambda parameters, example, moment: (parameters**2).sum()],
+    "data.load_npz.path": [_npz],
     "lm.read_texts.path": _values(Path(__file__)),
     "audit.attack": _values(None),
 }
