@@ -28,7 +28,7 @@ from lastiterate.citation import guaranteed, released_by, risk_sentences, risks_
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
 from lastiterate.common.errors import not_installed
 from lastiterate.common.types import Fields, FloatArray
-from lastiterate.common.validation import written_number
+from lastiterate.common.validation import shown, written_number
 from lastiterate.compare_analyses import run_fields
 from lastiterate.data.files import LINE, PARSED, BadFile, Location, as_path, find, most_bytes, too_large
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, printable, spell_down, spell_up
@@ -215,7 +215,7 @@ def export(store: Store, path: Location) -> None:
     """
     target = check_target(path)
     if is_same_file(target, store.path):
-        raise ValueError(f"the file of the export must differ from the store, got {str(target)!r}")
+        raise ValueError(f"the file of the export must differ from the store, got {shown(str(target))}")
     quality, trials = store.record.quality, store.scores()
     columns = ("model", "world", "score", quality.name if quality else "accuracy", "seconds")
     if target.suffix.lower() == ".parquet":
@@ -239,7 +239,7 @@ def check_target(path: Location) -> Path:
     """Return the path of an export. Raise if the file cannot be written."""
     target = as_path(path)
     if target.suffix.lower() not in FORMATS:
-        raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {str(target)!r}")
+        raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {shown(str(target))}")
     if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise ValueError(not_installed("Parquet", "pyarrow", "parquet"))
     check_writable(target, "export")
