@@ -38,9 +38,13 @@ def _agrees(uses: Uses, example: int, name: str, expected: Tensor, largest: floa
     add_weighted(found, {name: expected}, uses, factors)
     if name not in found:
         return not bool(expected.any())
-    bound = _RELATIVE * float(expected.abs().max()) + _ABSOLUTE * largest
-    near = float((found[name] - expected).abs().max()) <= bound
+    bound = _RELATIVE * _largest(expected) + _ABSOLUTE * largest
+    near = _largest(found[name].sub_(expected)) <= bound
     return near and abs(norm - float(expected.norm())) <= bound * expected.numel() ** 0.5
+
+
+def _largest(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value, float("inf")))
 
 
 def _exact(value: Tensor) -> Tensor:
@@ -127,7 +131,7 @@ class ExampleGradients:
                 understood -= found.names
         for example, count in enumerate(lengths.tolist()):
             expected = self.one(watched, tokens[example, :count], others)
-            largest = max(float(value.abs().max()) for value in expected.values())
+            largest = max(map(_largest, expected.values()))
             understood = {
                 name for name in understood if _agrees(uses.only(name), example, name, expected[name], largest)
             }

@@ -107,6 +107,7 @@ def add_rows(written: Tensor, lookup: Lookup) -> None:
 
 
 def at_least_float32(value: Tensor) -> Tensor:
+    """Return the value in float32, or in float64 if it is so already."""
     return value if value.dtype == torch.float64 else value.float()
 
 
