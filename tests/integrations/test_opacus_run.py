@@ -232,7 +232,9 @@ def test_adaptive_clipping_counts_what_was_not_clipped_without_centring_and_with
         for p in optimizer.params:
             p.grad_sample, p.summed_grad = p.new_zeros((3, *p.shape)), None
         optimizer.step()
-        noises.append(optimizer.params[0].grad.flatten().numpy() * optimizer.expected_batch_size / optimizer.max_grad_norm)
+        noises.append(
+            optimizer.params[0].grad.flatten().numpy() * optimizer.expected_batch_size / optimizer.max_grad_norm
+        )
         counts.append(float(optimizer.unclipped_num))
         optimizer.zero_grad()
     gradients = np.std(np.concatenate(noises))
