@@ -58,7 +58,8 @@ class _InFloat64(TorchFunctionMode):
         self, func: Callable[..., Foreign], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Foreign:
         given = {key: _float64(value) for key, value in (kwargs or {}).items()}
-        return (torch.Tensor.double if func is torch.Tensor.float else func)(*map(_float64, args), **given)
+        called: Callable[..., Foreign] = torch.Tensor.double if func is torch.Tensor.float else func
+        return called(*map(_float64, args), **given)
 
 
 def _float64(given: object) -> object:
