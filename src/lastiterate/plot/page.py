@@ -26,7 +26,7 @@ _WIDE, _NARROW = 446, 330  # width of a picture in pixels, on a desktop (two sid
 def write_page(result: AuditResult, path: Path) -> None:
     """Write the page atomically. The file's name must end in .html."""
     if path.suffix.lower() != ".html":
-        raise BadArgument("path", f"must end in .html, got {str(path)!r}")
+        raise BadArgument("path", f"must end in .html, got {str(path)!r:.200}")
     check_target(path)
     write_whole(path, _page(result).encode(), "page")
 
