@@ -169,7 +169,7 @@ def without_data(run: DPSGD, problem: Problem, references: References) -> FloatA
     """Return the final parameters of a training without data and without noise."""
     start = flatten_one(problem).astype(np.float64)
     if is_adam(run.optimizer):  # by symmetry, since Adam cannot run without noise; decay is decoupled or zero
-        return start * run.optimizer.memory(run.mechanism)
+        return np.asarray(start * run.optimizer.memory(run.mechanism))
     assert run.optimizer is not None
     moves = run.optimizer.weight_decay or run.optimizer.averaging is not None
     if not moves and problem.regulariser is None and problem.regulariser_gradient is None:

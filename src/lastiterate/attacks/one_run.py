@@ -134,7 +134,8 @@ def _expected_drift(run: DPSGD, problem: Problem, references: References) -> Flo
     step = DPSGD(1, rate, 1e-30, clip_norm=run.clip_norm, optimizer=SGD(1.0))
     plain = replace(problem, regulariser=None, regulariser_gradient=None)
     moved = flatten(references(step, plain, models=1))[0].astype(np.float64) - flatten_one(problem)
-    return moved * float(np.sum(run.effective_weights() * np.asarray(run.sample_rate) * np.ones(run.steps))) / rate
+    uses = float(np.sum(run.effective_weights() * np.asarray(run.sample_rate) * np.ones(run.steps)))
+    return np.asarray(moved * uses / rate)
 
 
 def _with_gradients(problem: Problem, indices: IntArray, norm: float) -> Problem:
