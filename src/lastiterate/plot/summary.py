@@ -19,10 +19,11 @@ _CAVEAT = "An audit finds lower bounds for one attack. It can refute a claim of 
 
 def check_summary(path: Path) -> list[Path]:
     """Return the paths of the summary and of its JSON file. Raise an error if they could not be written."""
-    if (suffix := path.suffix.lower()) not in FORMATS:
-        advice = ": write the .html, open it in a browser and print it to PDF; it fits on one page"
-        got = f"got {str(path)!r}{advice if suffix == '.pdf' else ''}"
-        raise ValueError(f"--summary must end in {' or '.join(FORMATS)}, {got}")
+    must = f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}"
+    if path.suffix.lower() == ".pdf":
+        raise ValueError(f"{must}: write the .html, open it in a browser and print it to PDF; it fits on one page")
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(must)
     files = [path, path.with_suffix(".json")]
     for file in files:
         check_writable(file, "summary")
