@@ -53,7 +53,7 @@ def visit(browser, server, runs):
         page.on("request", lambda request: asked.append((request.url, place.address)))
         context.add_cookies([{"name": f"lastiterate-{place.port}", "value": place.token, "url": place.address}])
         page.goto((runs / path).as_uri() if path == REPORT else place.address + path)
-        page.locator(READY.get(path, "body")).first.wait_for()
+        page.locator("body" if at else READY.get(path, "body")).first.wait_for()
         return page
 
     yield open_page
