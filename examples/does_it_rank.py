@@ -174,7 +174,7 @@ def rank(runs: list[li.DPSGD], inside: np.ndarray, outside: np.ndarray, draws: i
 
 
 def draw_picture(path: Path, scores: Path, audits: Sequence[tuple[str, str]] = AUDITS) -> None:
-    """Draw the signal d' of each run, with its 95% interval, over what the heuristic and the full-batch baseline predict."""
+    """Draw the signal d' of each run, with its 95% interval, over two predictions."""
     import altair as alt
 
     rows = []
