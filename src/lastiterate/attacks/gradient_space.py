@@ -175,4 +175,4 @@ def without_data(run: DPSGD, problem: Problem, references: References) -> FloatA
     if not moves and problem.regulariser is None and problem.regulariser_gradient is None:
         return start
     absent, silent = GradientCanary(np.zeros(start.size, np.float32)), run.replace(noise_multiplier=1e-30)
-    return flatten(references(silent, problem.without_examples(), absent, models=1)).astype(np.float64)[0]
+    return np.asarray(flatten(references(silent, problem.without_examples(), absent, models=1))[0], np.float64)
