@@ -55,7 +55,7 @@ class Counts:
 
     @cached_property
     def is_whole(self) -> bool:
-        """True if all totals are whole numbers of batches, apart from the effect of curvature."""
+        """True if every total is a whole number of batches, once the effect of curvature is allowed for."""
         return self._whole is not None
 
     @cached_property
