@@ -214,9 +214,9 @@ def _raises(seed, canary):
 @pytest.mark.parametrize(
     ("train", "sentence"),
     [
-        (_nan, "1 of tensor 'w' are NaN or infinite"),
-        (_shapes, "'w' had (1,), and now has (2,)"),
-        (_names, "the first had 'w1', this one 'w2'"),
+        (_nan, "1 of tensor 'w' are NaN, infinite or too large"),
+        (_shapes, "the first had 'w' of shape (1,), this one 'w' of shape (2,)"),
+        (_names, "the first had 'w1' of shape (2,), this one 'w2' of shape (2,)"),
         (_raises, "RuntimeError: no GPU"),
         (lambda seed, canary: "done", "the trainer must return parameters"),
         (lambda seed, canary: None, "the trainer must return parameters"),
