@@ -155,17 +155,16 @@ class CheckResult:
         return late("plot.check:check_chart")(self)  # type: ignore[no-any-return]
 
     def table(self, title: str) -> Table:
-        """Return the rows, the advice on faults and undecided rows, and the summary."""
-        cells = []
+        """Return the rows, the advice on rows that are not ok, and the summary."""
+        cells, told = list[list[str]](), dict[tuple[str, str], list[str]]()
         for row in self.rows:
-            numbers = (row.measured, row.declared, row.low, row.high)
-            written = ("" if value is None else spell(value) for value in numbers)
+            written = ("" if value is None else spell(value, 3) for value in (row.measured, row.declared))
             cells.append([row.title, *written, row.smallest_fault, row.status])
-        open_ = (*self.faults, *self._of("cannot tell"))
-        told = [f"{row.status.capitalize()}: {row.title}: {row.advice.rstrip('.')}." for row in open_]
-        notes = [*dict.fromkeys(told), *self.notes, self.sentence, self.error_sentence]
-        header = ("what", "measured", "declared", "low", "high", "would have found", "status")
-        return Table(title, header, cells, {1, 2, 3, 4}, notes)
+        for row in (*self.faults, *self._of("cannot tell"), *self._of("not checked")):
+            told.setdefault((row.status.capitalize(), row.advice), []).append(row.title)
+        notes = [f"{status}: {', '.join(dict.fromkeys(titles))}: {why}." for (status, why), titles in told.items()]
+        header = ("what", "measured", "declared", "would have found", "status")
+        return Table(title, header, cells, {1, 2}, [*notes, *self.notes, self.sentence, self.error_sentence])
 
     def __str__(self) -> str:
         return str(self.table(describe(self.run)))

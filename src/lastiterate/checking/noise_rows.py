@@ -328,7 +328,7 @@ def last_row(setting: Setting, models: FloatArray, before: FloatArray, earlier: 
         return not_checked(LAST, "the last step has no weight")
     row = noise_row(setting, moved, variance, None, LAST)
     if row.status == "cannot tell":
-        return row.now("not checked", "models that stop one step earlier use other random numbers")
+        return row.now("not checked", f"{row.advice}, or models that stop earlier use other random numbers")
     return replace(row, advice=f"{row.advice}; check whether the last step differs from others") if row.advice else row
 
 
@@ -344,6 +344,7 @@ def released_row(setting: Setting, models: FloatArray, left: float, name: str, t
     row = noise_row(setting, models, declared.variance, tensor, name, least)
     if row.status != "cannot tell":
         return row
+    why = "curvature of many steps may reduce the noise by more than is measured"
     if name == RELEASED or tensor is not None:
-        return row.now("not checked", row.advice)
-    return row.now("cannot tell", f"curvature may explain it, or {row.advice}", row.needs or "one-step models")
+        return row.now("not checked", why)
+    return row.now("cannot tell", why, row.needs or "one-step models")
