@@ -141,6 +141,7 @@ class _Check:
             rows += frozen
         except NotFinite:
             rows.append(clipping_rows.not_finite_row())
+        rows.sort(key=lambda row: row.name != SHARED)  # what limits the other rows comes first
         return [*rows, *([trainings.record] if trainings.record else []), *seeds]
 
     def _find_tensors(self) -> list[Row]:
