@@ -2,12 +2,14 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import lastiterate as li
 from lastiterate.cli.app import app
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -44,7 +46,7 @@ def test_the_canary_of_the_opacus_example_is_clipped_and_moves_the_model_as_the_
 @pytest.mark.parametrize(
     ("name", "fault", "row"),
     [
-        *((name, "", None) for name in ("opacus", "torch_func", "jax_privacy", "own")),
+        *((name, "", None) for name in ("opacus", "torch_func", "jax_privacy", "own", "hf_trainer")),
         *(("opacus", fault, "noise") for fault in ("noise", "bias", "seed")),
         *(("opacus", fault, "clipping norm") for fault in ("clipping", "layers")),
         ("opacus", "momentum", "noise of three steps"),
@@ -52,6 +54,8 @@ def test_the_canary_of_the_opacus_example_is_clipped_and_moves_the_model_as_the_
         ("torch_func", "1", "clipping norm"),
         ("jax_privacy", "1", "normalisation"),
         ("own", "1", "noise"),
+        ("hf_trainer", "frozen", "noise"),
+        ("hf_trainer", "microbatch", "clipping of others"),
     ],
 )
 def test_the_check_of_an_example_passes_and_finds_each_of_its_faults(name, fault, row, monkeypatch):
@@ -62,8 +66,6 @@ def test_the_check_of_an_example_passes_and_finds_each_of_its_faults(name, fault
 
 
 def test_features_made_from_images_are_data_for_an_audit(tmp_path, monkeypatch, capsys):
-    import sys
-
     from lastiterate.data import load
 
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
@@ -81,3 +83,20 @@ def test_features_made_from_images_are_data_for_an_audit(tmp_path, monkeypatch, 
     found = load("features.npz", 3.0)
     assert (found.x_train.shape, found.x_train.dtype) == ((30, 80), np.uint8)
     assert 0 < found.x_train.max() < 255
+
+
+def test_the_table_of_the_ranking_follows_from_its_scores_and_these_from_their_seeds():
+    example, docs = runpy.run_path(str(EXAMPLES / "does_it_rank.py")), EXAMPLES.parent / "docs"
+    scores = docs / "results" / "ranking.csv"
+    page = (docs / "ranking.md").read_text(encoding="utf-8").splitlines()
+    runs, inside, outside = example["read"](scores, "linear", "perfect")
+    assert len(runs) == 20
+    for number, setting in enumerate(example["draw_settings"]()):
+        row = example["audit_one"](number, setting, "linear", "perfect", None)
+        assert [float(score) for score in row["in"].split()] == list(inside[number])
+        assert [float(score) for score in row["out"].split()] == list(outside[number])
+        assert runs[number] == example["run_of"](setting)
+    assert float(li.composition(runs[0]).epsilon(1e-5)) == pytest.approx(8.0, rel=1e-6)
+    table = example["table_of"](scores, "linear", "perfect")
+    assert [line for line in page if line.startswith("| heuristic")] == table[:3]
+    assert table == [line for line in page if line in table]

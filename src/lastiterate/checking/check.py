@@ -160,7 +160,9 @@ class _Check:
         # The tensors that have their own rows: all of them, unless there is only one.
         self.each = (None, *(trained if len(like.names) > 1 else ()))
         why = "the tensor is not trained: it never changes, not even with a canary"
-        return [not_checked(noise_rows.NOISE, why, like.names[i]) for i in tensors if i not in trained]
+        lost = f"{why}, although it requires gradients; check whether the optimizer has it"
+        rows = [(i, not_checked(noise_rows.NOISE, why, like.names[i])) for i in tensors if i not in trained]
+        return [row.now("fault", lost) if like.to_train[i] else row for i, row in rows]
 
     def _aim_at(self, tensors: tuple[int, ...]) -> None:
         g = clipping_rows.spread(self.trainings.like, tensors, self.trainings.seed)
@@ -314,12 +316,9 @@ class _Check:
                 yield noise_rows.last_row(setting, self.models[:last], *before)
 
     def _left(self, ones: Effects | None) -> float:
-        """Return the share of the effect of the first step that curvature leaves in the second step.
-
-        With momentum, curvature looks like another momentum, so only the allowance counts.
-        """
+        """Return the share of the effect of the first step that curvature leaves in the second step."""
         sgd, g = self.declared.run.optimizer, self.setting.direction
-        if is_sgd(sgd) and (sgd.momentum or sgd.averaging is not None):
+        if is_sgd(sgd) and (sgd.momentum or sgd.averaging is not None):  # curvature looks like another momentum
             return 1.0
         if ones is None or not ones.vectors or not self.with_gradients or not is_shared(ones):
             return 0.0

@@ -93,10 +93,7 @@ def off_canary(setting: Setting, effect: FloatArray) -> float:
 
 
 def is_shared(effects: Effects) -> bool:
-    """Return whether both worlds of a seed share noise and batches.
-
-    They do if a huge canary changes nothing at some seed, or if a tiny canary has a negligible effect.
-    """
+    """Return whether worlds share randomness: a huge canary changes nothing at some seed, or a tiny one hardly any."""
     if not effects.taken.all():
         return True
     setting, g, steps = effects.setting, effects.setting.direction, effects.steps

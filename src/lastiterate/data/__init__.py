@@ -24,7 +24,9 @@ def load(path: Location, feature_norm: float | None = None) -> Dataset:
     if found == "file" and source.suffix.lower() == ".npz" and not embedded:
         return load_npz(source, feature_norm)
     if feature_norm is not None and (embedded or found):
-        raise ValueError(f"feature_norm is for features in an .npz file, got {feature_norm!r} with {str(source)!r}")
+        raise ValueError(
+            f"feature_norm is for features in an .npz file, got {feature_norm!r:.200} with {source!r:.200}"
+        )
     if embedded:
         return digits()
     if found is None:

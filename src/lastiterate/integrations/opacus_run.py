@@ -68,10 +68,14 @@ def scheduled_rates(scheduler: Foreign, optimizer: Foreign, steps: int, epoch: i
 
 
 def unwrapped(optimizer: Foreign) -> Foreign:
-    """Return the PyTorch optimizer inside one or several wrappers of Opacus."""
-    while hasattr(optimizer, "original_optimizer"):
-        optimizer = optimizer.original_optimizer
-    return optimizer
+    """Return the PyTorch optimizer inside one or several wrappers of Opacus and accelerate."""
+    while True:
+        if hasattr(optimizer, "original_optimizer"):
+            optimizer = optimizer.original_optimizer
+        elif type(optimizer).__name__ == "AcceleratedOptimizer":
+            optimizer = optimizer.optimizer
+        else:
+            return optimizer
 
 
 def _positions(made: int, steps: int, epoch: int | None) -> list[IntArray]:
@@ -145,6 +149,11 @@ def run_from_opacus(
         raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
     if not history:
         raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
+    if type(privacy_engine).__name__ == "PrivacyEngineAdaptiveClipping":
+        raise ValueError(
+            "privacy_engine must clip to a constant norm, got PrivacyEngineAdaptiveClipping: it counts unclipped "
+            "gradients with noise that depends on the drawn batch, and no analysis supports that"
+        )
     if sampling is not None:
         one_of("sampling", sampling, get_args(Sampling))
     recorded = history_from_opacus(history).run()
@@ -214,7 +223,9 @@ def read_loader(loader: Foreign) -> Drawn:
     if type(batches) is not data.BatchSampler:
         raise ValueError(_unknown(batches))
     order, size = batches.sampler, len(loader.dataset)
-    if type(order) is not data.RandomSampler or order.replacement or not len(order) == len(order.data_source) == size:
+    # Accelerate's SeedableRandomSampler shuffles as well, with a seed of its own in each epoch.
+    shuffles = type(order) is data.RandomSampler or type(order).__name__ == "SeedableRandomSampler"
+    if not shuffles or order.replacement or not len(order) == len(order.data_source) == size:
         raise ValueError(_unknown(order))  # not every example once per epoch, in a new random order
     share = 1.0 / len(batches) if batches.drop_last else min(1.0, batches.batch_size / size)
     return Drawn("shuffled", len(batches), share)
@@ -289,9 +300,13 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
             "optimizer knows the batch size by which sums of gradients are divided"
         )
     if hasattr(optimizer, "clipbound_learning_rate"):
+        # The gradients' noise is that of Opacus; the count of unclipped gradients is not centred, so it differs by 1.
+        noise = (optimizer.noise_multiplier**-2 + 0.75 * optimizer.unclipped_num_std**-2) ** -0.5
         raise ValueError(
             f"optimizer must clip to a constant norm, got {type(optimizer).__name__}: the weight of a step would "
-            "depend on a clipping norm that Opacus does not record"
+            "depend on a clipping norm that Opacus does not record, and the count of unclipped gradients is a second "
+            f"query. For composition alone, describe the run with noise_multiplier={noise:.6g}, which counts both, and "
+            "neighbours='zero-out', because the size of the drawn batch is used without noise"
         )
     run = run.replace(optimizer=described, clip_norm=float(optimizer.max_grad_norm))
     if optimizer.loss_reduction == "sum":
@@ -316,7 +331,7 @@ def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimi
     kind = SGD if isinstance(optimizer, torch.SGD) else Adam
     if not isinstance(optimizer, (torch.SGD, torch.Adam, torch.AdamW)):
         require_optimizer(optimizer)
-    first, *others = optimizer.param_groups
+    first, *others = [group for group in optimizer.param_groups if group["params"]]
     different = [name for name in _HYPERPARAMETERS[kind] if any(other[name] != first[name] for other in others)]
     if different:
         raise ValueError(

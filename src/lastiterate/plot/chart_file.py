@@ -124,7 +124,8 @@ vegaEmbed("#picture", spec, {{mode: "vega-lite"}});
 def check_target(path: Path) -> None:
     """Raise an error if the picture could not be drawn or written later."""
     if path.suffix[1:].lower() not in FORMATS:
-        raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
+        kinds = ", ".join(f".{kind}" for kind in FORMATS)
+        raise ValueError(f"the plot's file must end in {kinds}, got {str(path)!r:.200}")
     if sentence := missing_libraries():
         raise ValueError(sentence)
     time_limit()

@@ -19,13 +19,11 @@ _CAVEAT = "An audit finds lower bounds for one attack. It can refute a claim of 
 
 def check_summary(path: Path) -> list[Path]:
     """Return the paths of the summary and of its JSON file. Raise an error if they could not be written."""
+    must = f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}"
     if path.suffix.lower() == ".pdf":
-        raise ValueError(
-            f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}: write the .html, open it in a browser "
-            "and print it to PDF; it fits on one page"
-        )
+        raise ValueError(f"{must}: write the .html, open it in a browser and print it to PDF; it fits on one page")
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}")
+        raise ValueError(must)
     files = [path, path.with_suffix(".json")]
     for file in files:
         check_writable(file, "summary")
@@ -103,11 +101,15 @@ def _facts(card: Fields, *, brief: bool = False) -> Facts:
 def _origins(card: Fields) -> Facts:
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
     return [
-        ("audited", [f"{card['audited'] or 'date not known'}; summarised {card['summarised']}"]),
+        ("audited", [f"{_date(card['audited'] or 'date not known')}; summarised {_date(card['summarised'])}"]),
         ("versions", [versions or "not known"]),
         ("seed", ["not known" if card["seed"] is None else str(card["seed"])]),
         ("store", [f"{card['store']}, {card['digest']}"]),
     ]
+
+
+def _date(text: str) -> str:
+    return f"{text[:16].replace('T', ' ')} UTC" if text.endswith("+00:00") else text
 
 
 def _words(card: Fields, name: str) -> str:

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from lastiterate.auditing.evidence.audit_result import KeyNumber, key_numbers
-from lastiterate.citation import sentence
+from lastiterate.citation import risk_sentences, sentence
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import JsonObject, Row
 from lastiterate.common.validation import number, written_number
-from lastiterate.compare_analyses import Answer, ask, ask_all, noise_rows
+from lastiterate.compare_analyses import Answer, Curves, ask, ask_all, noise_rows
 from lastiterate.formatting import describe, neighbours_of, spell_exact, spell_up
 from lastiterate.privacy.curve import PrivacyCurve, Target
 from lastiterate.registry import ANALYSES
@@ -33,9 +33,6 @@ from lastiterate.web.form_fields import ASKED, NAMES, Reader, counting
 
 # Default values, which the exported command omits.
 _USUAL = {"sampling": "poisson", "group_size": "1", "min_separation": "1"}
-
-if TYPE_CHECKING:
-    from lastiterate.compare_analyses import Curves
 
 
 def command_of(texts: Mapping[str, str], delta: str) -> str:
@@ -111,9 +108,10 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> JsonObject:
 
 
 def quoted(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
-    """Return a sentence that cites the result."""
+    """Return a sentence that cites the result, and the sentences on risk for each baseline."""
     run, delta, given = _question(reader, texts)
-    return {"sentence": sentence(run, delta, reader.curves(given))}
+    risk = [risk_sentences(run, lucky_guesses=each) for each in BASELINES]
+    return {"sentence": sentence(run, delta, reader.curves(given)), "risk": risk}
 
 
 def noise(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
@@ -201,8 +199,8 @@ def _advice(guarantee: Answer, delta: float) -> str:
         return f"There is no guarantee to promise: {guarantee.reason}."
     return (
         f"You may promise epsilon {spell_up(guarantee.value, 3)} at delta {spell_exact(delta)}, if training does what "
-        "this form says. Nothing has tested that: lastiterate check compares the code with it, and lastiterate audit "
-        "attacks trained models. Never promise the prediction."
+        "this form says. This is not tested yet. The command lastiterate check compares your code with this form, and "
+        "lastiterate audit attacks trained models. Never promise the prediction."
     )
 
 
