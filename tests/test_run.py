@@ -173,3 +173,8 @@ def test_the_maximum_over_steps_passes_over_what_has_learnt_nothing(schedule):
 def test_only_poisson_sampling_and_full_batches_let_the_standard_analysis_count_on_sampling():
     guarantees = [DPSGD(3, 1.0, 1.0, sampling=each).guarantee for each in ("poisson", "full", "fixed", "shuffled")]
     assert guarantees == ["composition", "composition", "no_amplification", "no_amplification"]
+
+
+def test_from_batches_names_a_sampling_that_it_does_not_know():
+    with pytest.raises(ValueError, match="^sampling must be one of poisson, .*, got 'bernoulli'$"):
+        DPSGD.from_batches(100, 10, 1, 1.0, sampling="bernoulli")

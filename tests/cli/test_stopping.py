@@ -1,10 +1,6 @@
-"""Ctrl-C and SIGTERM, sent to real processes at any moment: one sentence, a status, and nothing is left behind.
-
-All of it takes about a minute; ``python -m tests.cli.test_stopping 200`` sends as many signals at random moments.
-"""
+"""Ctrl-C and SIGTERM, sent to real processes at any moment: one sentence, a status, and nothing is left behind."""
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -122,19 +118,6 @@ def test_temporary_files_go(tmp_path, number):
     process.send_signal(number)
     process.communicate(timeout=30)
     assert not list(tmp_path.iterdir())
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    count = int(sys.argv[1])
-    generator, wrong = random.Random(0), []
-    for _ in range(count):
-        with tempfile.TemporaryDirectory() as folder:
-            number = generator.choice([signal.SIGINT, signal.SIGTERM])
-            wrong += filter(None, [stop(Path(folder), generator.choice(COMMANDS), number, generator.uniform(0.0, 4.0))])
-    print(*wrong, f"{count - len(wrong)} of {count} signals were answered by one sentence and left nothing", sep="\n")
-    sys.exit(bool(wrong))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
