@@ -7,7 +7,7 @@ is either trained step by step, or drawn directly from its distribution. Drawing
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,14 +30,11 @@ from lastiterate.attacks.released_iterates import (
     sample_released_scores,
     score_unit,
 )
-from lastiterate.common.types import BoolArray, FloatArray
+from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import one_of
 from lastiterate.features import ADAM, GROUPS, RELEASES, REPLACEMENT, SEPARATION, Support
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    pass
 
 _MOST_SLOTS = 10_000
 
@@ -77,10 +74,6 @@ class Adversarial(BringsProblem):
             seen = {**facts, "centres": [0.0] * run.release_count, "spread": 1.0, "signal": 1.0}
             return armed_for_releases(run, setting, canary, np.ones(1), seen)
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
-
-    def sample(self, run: DPSGD, present: BoolArray, generator: np.random.Generator) -> FloatArray:
-        """Draw scores of models with and without the canary from their exact distribution, without training."""
-        return sample_scores(run, present, generator)
 
     def expected(self, facts: Facts) -> ExpectedScores:
         return LikelihoodRatio(released=True) if "releases" in facts else LinearScores()

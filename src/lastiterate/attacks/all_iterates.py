@@ -14,8 +14,7 @@ import numpy as np
 
 from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References, Words
 from lastiterate.attacks.gradient_space import GradientSpace
-from lastiterate.attacks.likelihood_ratio import total_log_likelihood_ratio
-from lastiterate.attacks.released_iterates import Collected, recovered_gradients
+from lastiterate.attacks.released_iterates import Collected, recovered_gradients, total_log_likelihood_ratio
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, one_of
 from lastiterate.features import ADAM, BASIC, SHUFFLED, Support

@@ -20,8 +20,7 @@ from lastiterate.privacy.analyses.calibrate import bracket_noise, calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.released_blocks import released_laws
+from lastiterate.privacy.mixtures.law import Law, released_laws
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.attacks.adversarial import Adversarial, facts_of
+from lastiterate.attacks.adversarial import Adversarial, facts_of, sample_scores
 from lastiterate.attacks.attack import Attack, BringsProblem, support_of
 from lastiterate.auditing.design import OneModel, OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
@@ -30,7 +30,7 @@ _SECONDS_A_DRAW = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class ExactDraws(Experiment):
-    """Scores drawn from their known distribution by ``attack.sample``; nothing is trained."""
+    """Scores drawn from their known distribution by ``sample_scores``; nothing is trained."""
 
     attack: Adversarial
 
@@ -48,7 +48,7 @@ class ExactDraws(Experiment):
                 there = present[part]
                 if isinstance(self.design, OpenEnded):  # whole chunks: adding models changes no earlier score
                     there = np.resize(there, size)
-                scores = self.attack.sample(self.run, there, generator)[: len(present[part])]
+                scores = sample_scores(self.run, there, generator)[: len(present[part])]
                 yield ScoredTrials.of(models[part], present[part], scores, seconds=monotonic() - began)
 
         return Trials(size, chunks)
