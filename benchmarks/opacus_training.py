@@ -46,7 +46,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Task:
-    """What to train: images ``x`` as [n, height, width, channels] and their classes ``y``."""
+    """What to train: images ``x`` as [n, height, width, channels], or features [n, d], and their classes ``y``."""
 
     workload: str
     x: np.ndarray
@@ -128,9 +128,12 @@ def training(task: Task, mode: str) -> Iterator[None]:
     # Channels last are faster, but there "ew" fails on small batches, and the gradients of convolutions by "hooks" and
     # the norms by "ghost" are silently wrong (Opacus 1.6). A clone, as `contiguous` would leave one channel as it is.
     layout = torch.channels_last if mode == "no_op" else torch.contiguous_format
-    images = torch.from_numpy(task.x).permute(0, 3, 1, 2).clone(memory_format=layout)
+    given = torch.from_numpy(task.x)
+    images = given if given.dim() == 2 else given.permute(0, 3, 1, 2).clone(memory_format=layout)
     data = InMemory(images, torch.from_numpy(task.y).long())
-    model = new_model(task.workload, task.x.shape[1:]).to(memory_format=layout).train()
+    model = new_model(task.workload, task.x.shape[1:]).train()
+    if given.dim() == 4:
+        model = model.to(memory_format=layout)
     # With "ghost" a wrapped loss comes back as well, in third place.
     private, optimizer, *wrapped_loss, loader = PrivacyEngine().make_private(
         module=model,
@@ -176,6 +179,8 @@ class InMemory(TensorDataset):
 
 def new_model(workload: str, shape: Sequence[int]) -> nn.Module:
     match workload, *shape:
+        case "probe", features:
+            return nn.Linear(features, 10)
         case "mlp", *_:
             layers = [nn.Flatten(), nn.Linear(int(np.prod(shape)), 128), nn.Tanh(), nn.Linear(128, 10)]
         case "cnn", 8, 8, 1:

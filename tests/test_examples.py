@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,27 +43,43 @@ def test_the_canary_of_the_opacus_example_is_clipped_and_moves_the_model_as_the_
 
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    ("name", "fault", "row"),
+    ("name", "faults"),
     [
-        ("opacus", "noise", "noise"),
-        ("torch_func", "1", "clipping norm"),
-        ("jax_privacy", "1", "normalisation"),
-        ("own", "1", "noise"),
+        ("opacus", {"noise": "noise"}),
+        ("torch_func", {"1": "clipping norm"}),
+        ("jax_privacy", {"1": "normalisation"}),
+        ("own", {"1": "noise"}),
+        ("hf_trainer", {"frozen": "noise", "microbatch": "clipping of others"}),
     ],
 )
-def test_the_check_of_an_example_passes_and_finds_its_fault(name, fault, row, monkeypatch):
+def test_the_check_of_an_example_passes_and_finds_its_faults(name, faults, monkeypatch):
     command = ["check", "--trainer", f"{EXAMPLES / f'check_{name}.py'}:train", "--json"]
     passed = CliRunner().invoke(app, command)
     assert passed.exit_code == 0, passed.output
+    for fault, row in faults.items():
+        monkeypatch.setenv("FAULT", fault)
+        found = CliRunner().invoke(app, command)
+        assert found.exit_code == 1, found.output
+        assert row in [each["name"] for each in json.loads(found.stdout)["faults"]]
+
+
+@pytest.mark.parametrize("fault", ["", "noise"])
+def test_the_audit_of_a_trainer_with_adapters_runs_unless_it_is_not_the_declared_run(fault, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FAULT", fault)
-    found = CliRunner().invoke(app, command)
-    assert found.exit_code == 1, found.output
-    assert row in [each["name"] for each in json.loads(found.stdout)["faults"]]
+    monkeypatch.delitem(sys.modules, "check_hf_trainer", raising=False)  # it looks at FAULT once
+    command = ["audit", "--trainer", f"{EXAMPLES / 'audit_hf_trainer.py'}:train", "--models", "4", "--json"]
+    audited = CliRunner().invoke(app, command)
+    assert audited.exit_code == (3 if fault else 0), audited.output
+    if fault:
+        assert "run must be what the Trainer and Opacus have done" in audited.output
+        return
+    facts = json.loads(audited.stdout)
+    assert facts["composition"] > facts["last_iterate"] > 3
+    assert max(facts["empirical"].values()) < facts["last_iterate"]
 
 
 def test_features_made_from_images_are_data_for_an_audit(tmp_path, monkeypatch, capsys):
-    import sys
-
     from lastiterate.data import load
 
     images = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)

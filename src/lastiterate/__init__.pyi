@@ -4,6 +4,8 @@ from .auditing.evidence.audit_power import Power as Power
 from .auditing.evidence.audit_power import power as power
 from .auditing.evidence.estimate import Estimate as Estimate
 from .auditing.evidence.estimate import estimate as estimate
+from .auditing.evidence.zero_run import ZeroRun as ZeroRun
+from .auditing.evidence.zero_run import zero_run as zero_run
 from .auditing.experiments.user_trainer import Trained as Trained
 from .auditing.run_audit import audit as audit
 from .checking.check import check as check

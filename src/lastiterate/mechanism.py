@@ -180,7 +180,7 @@ def batches_of_epoch(
     """
     size = integer("dataset_size", dataset_size)
     batch = number("batch_size", batch_size, 0.0, size, open_low=True)
-    one_of("sampling", sampling, SAMPLINGS)
+    one_of("sampling", sampling, get_args(Sampling))
     whole = SAMPLINGS[sampling].whole_batches
     if last_batch is None:
         if sampling == "shuffled" and size % batch:

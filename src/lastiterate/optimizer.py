@@ -25,6 +25,7 @@ from lastiterate.common.validation import (
     number,
     per_step,
     shape,
+    shown,
 )
 from lastiterate.mechanism import Mechanism
 
@@ -94,7 +95,8 @@ class SGD(ByFields):
             )
         if self.averaging is not None and not (isinstance(self.averaging, str) and self.averaging == "uniform"):
             if isinstance(self.averaging, str) or np.ndim(self.averaging) != 0:
-                raise BadArgument("averaging", f"must be None, 'uniform' or a decay in (0, 1), got {self.averaging!r}")
+                allowed = "None, 'uniform' or a decay in (0, 1)"
+                raise BadArgument("averaging", f"must be {allowed}, got {shown(self.averaging)}")
             self._fix(averaging=number("averaging", self.averaging, 0.0, 1.0, open_low=True, open_high=True))
 
     @property
@@ -374,16 +376,13 @@ def require_optimizer(optimizer: object) -> Optimizer:
     if is_optimizer(optimizer):
         return optimizer
     name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", type(optimizer).__name__)
-    if name.lower() in ("adam", "adamw"):
-        decoupled = "..., decoupled=True" if name.lower() == "adamw" else "..."
-        raise BadArgument(
-            "optimizer", f"must be a lastiterate.SGD or Adam, got {name}: use lastiterate.Adam({decoupled})"
-        )
-    if "ada" in name.lower() or "rms" in name.lower():
-        raise BadArgument(
-            "optimizer",
-            f"must be a lastiterate.SGD or Adam, got {name}: the weights of its steps are not known, because it "
-            "divides gradients differently from Adam; use equal weights instead (optimizer=None), and say so in "
-            "reports",
-        )
+    name = name[:200]
+    kind, must = name.lower(), f"must be a lastiterate.SGD or Adam, got {name}"
+    if kind in ("adam", "adamw"):
+        decoupled = "..., decoupled=True" if kind == "adamw" else "..."
+        raise BadArgument("optimizer", f"{must}: use lastiterate.Adam({decoupled})")
+    if "ada" in kind or "rms" in kind:
+        why = "the weights of its steps are not known, because it divides gradients differently from Adam"
+        instead = "use equal weights instead (optimizer=None), and say so in reports"
+        raise BadArgument("optimizer", f"{must}: {why}; {instead}")
     raise BadArgument("optimizer", f"must be a lastiterate.SGD, a lastiterate.Adam or None, got {name}")

@@ -1,4 +1,6 @@
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,3 +134,63 @@ def test_files_that_are_not_plain_are_left_to_the_reader_with_messages(tmp_path,
     path = tmp_path / "scores.csv"
     path.write_text(f"world,score\nin,1\n{row}\nout,0\n", encoding="utf-8")
     assert _read_plain(path, one_run=False) is None
+
+
+@pytest.fixture
+def examples(tmp_path, monkeypatch):
+    """Files of members and non-members of a model that leaks, in the current folder, and one that drifts."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    age = generator.normal(size=2000)
+    member = generator.random(2000) < 1.0 / (1.0 + np.exp(-age))
+    score = age + 3.0 * member + generator.normal(size=2000)
+    drift = np.cumsum(~member) * 4.0 / 1000.0
+    for name, values, rows in (("m", score, member), ("n", score, ~member), ("drifts", score + drift, ~member)):
+        table = np.column_stack([values, age])[rows]
+        np.savetxt(f"{name}.csv", table, fmt="%.17g", delimiter=",", header="score,age", comments="")
+    return [score[member], score[~member], age[member, None], age[~member, None]]
+
+
+ZERO = "estimate --zero-run --members m.csv --non-members"
+
+
+def test_a_model_that_exists_is_bounded_and_the_result_says_what_it_rests_on(cli, examples):
+    answer = cli.json(f"{ZERO} n.csv --odds 1.2 --delta 1e-6 --confidence 0.9")
+    found = li.zero_run(*examples, 1e-6, 0.9, odds=1.2)
+    assert answer["epsilon"] == found.epsilon > 1.0
+    assert (answer["rests_on"], answer["features"]) == (list(found.rests_on), ["age"])
+    printed = " ".join(cli(f"{ZERO} n.csv --odds 1.2 --delta 1e-6 --confidence 0.9").stdout.split())
+    assert " ".join(found.sentences) in printed
+
+
+def test_a_refused_result_has_no_bound_and_status_4(cli, examples):
+    refused = cli(f"{ZERO} drifts.csv --json")
+    assert refused.exit_code == 4
+    fields = json.loads(refused.stdout)
+    assert fields["epsilon"] is None
+    assert "placebo found" in fields["epsilon_reason"]
+    assert "No bound: the placebo found" in cli(f"{ZERO} drifts.csv").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("estimate", "FILE must be given"),
+        ("estimate m.csv --odds 2", "--odds needs --zero-run"),
+        ("estimate --members m.csv --non-members n.csv", "--zero-run"),
+        ("estimate --zero-run --members m.csv", "--non-members"),
+        (f"{ZERO} n.csv m.csv", "no others"),
+        (f"{ZERO} n.csv --claim-epsilon 1", "no others"),
+        (f"{ZERO} n.csv --method gdp", "no others"),
+        (f"{ZERO} n.csv --steps 10 --sample-rate 0.1", "no others"),
+        (f"{ZERO} n.csv --odds 0.5", "odds must be at least 1"),
+        (f"{ZERO} other.csv", "the same columns in the same order, got age and year"),
+        (f"{ZERO} plain.csv", "at least one column of features"),
+        (f"{ZERO} words.csv", "line 3 must have 2 finite numbers in plain digits"),
+        (f"{ZERO} missing.csv", "missing.csv"),
+    ],
+)
+def test_options_and_files_that_do_not_fit_zero_run_are_refused_in_one_sentence(cli, examples, command, words):
+    for name, text in (("other", "score,year\n1,2\n"), ("plain", "score\n1\n"), ("words", "score,age\n1,2\n1,old\n")):
+        Path(f"{name}.csv").write_text(text, encoding="utf-8")
+    assert words in cli.refusal(command)

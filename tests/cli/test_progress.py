@@ -29,9 +29,9 @@ def test_without_a_terminal_a_line_says_what_is_done(monkeypatch, capsys, second
 
 def test_a_long_command_prints_lines_and_whole_json(tmp_path):
     (tmp_path / "mine.py").write_text(TRAINER.replace("0.05", "0.5"))
-    options = "audit --trainer mine.py:train --models 3 --method clopper-pearson --store s.sqlite --json"
+    options = ["audit", "--trainer", "mine.py:train", "--models", "3", "--method", "clopper-pearson"]
     environment = {**os.environ, "LASTITERATE_PROGRESS": "1", "PYTHONPATH": SOURCE}
-    command = [sys.executable, "-m", "lastiterate", *options.split()]
+    command = [sys.executable, "-m", "lastiterate", *options, "--store", "s.sqlite", "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["models"] == 3
     assert re.search(r"^\[\d+ s\] training: [1-5]/6 models of 10 steps, ", done.stderr, re.MULTILINE), done.stderr

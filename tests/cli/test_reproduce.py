@@ -40,7 +40,7 @@ def features(tmp_path):
 def test_a_rehearsal_on_features_tells_models_and_time(cli, features):
     found = cli.json(f"reproduce figure4 --scale cifar10-features --features {features} --models 2 --dry-run")["rows"]
     assert {(row["setting"], row["attack"], row["steps"]) for row in found} == {
-        (setting, attack, 400) for setting in ("blank", "natural") for attack in ("mislabelled", "clipbkd")
+        (setting, attack, 125) for setting in ("blank", "natural") for attack in ("mislabelled", "clipbkd")
     }
     assert all(row["models"] == 4 + 96 and row["seconds"] > 0.0 for row in found)
 

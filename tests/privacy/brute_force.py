@@ -65,7 +65,7 @@ class Mixture:
             left *= 2.0
         while self._slope(right) < 0.0:
             right *= 2.0
-        return float(brentq(self._slope, left, right, xtol=1e-300, rtol=1e-15))
+        return float(brentq(self._slope, left, right, xtol=1e-300, rtol=1e-15, maxiter=2000))
 
     def _where(self, loss: float) -> tuple[float, float]:
         """Where f lies below ``loss``: an empty interval if nowhere, a half-line where S has one sign."""
@@ -84,7 +84,7 @@ class Mixture:
         reach = self.noise
         while self._loss(sign * (low + reach)) < loss:
             reach *= 2.0
-        root = brentq(lambda y: self._loss(sign * y) - loss, low, low + reach, xtol=1e-300, rtol=1e-14)
+        root = brentq(lambda y: self._loss(sign * y) - loss, low, low + reach, xtol=1e-300, rtol=1e-14, maxiter=2000)
         return float(root)
 
     def _excess(self, pieces, epsilon: float) -> tuple[float, float]:

@@ -55,6 +55,12 @@ def _images() -> data.Dataset:
     return data.Dataset.from_arrays("few", images, labels, images[:4], labels[:4])
 
 
+def _npz() -> str:
+    x, y = np.eye(2, dtype=np.float32), [0, 1]
+    np.savez("features.npz", x_train=x, x_test=x, y_train=y, y_test=y)
+    return "features.npz"
+
+
 @functools.cache
 def _curve() -> li.PrivacyCurve:
     return li.last_iterate(PLAIN)
@@ -287,6 +293,7 @@ GOOD: dict[str, list[Make]] = {
     "training.models.augmentation_multiplicity.loss": [lambda: lambda parameters, example, moment: 0.0],
     "count": _values(2),
     "loss": [lambda: lambda parameters, example, moment: (parameters**2).sum()],
+    "data.load_npz.path": [_npz],
     "lm.read_texts.path": _values(Path(__file__)),
     "audit.attack": _values(None),
 }
@@ -298,7 +305,7 @@ def hostile_values() -> list[tuple[str, Make]]:
     plain: list[Any] = [
         None, True, False, -1, 0, 1, 2**53 + 1, 2**64, 10**400, -(10**30), 0.0, -0.5, 1.5, math.nan, math.inf,
         -math.inf, 5e-324, 1.7e308, 1 + 2j, "", " ", "x", "1", "\uff11\uff12", "1_000", "nan", "a\nb", "\0", "\udcff",
-        "x" * 5000, b"x", bytearray(b"1"), (), [], {}, set(), (1,), [1, 2, 3], [[1.0], [2.0, 3.0]], ["a", "b"], [None],
+        "x" * 5000, ["x" * 5000], b"x", (), [], {}, set(), (1,), [1, 2, 3], [[1.0], [2.0, 3.0]], ["a", "b"], [None],
         {"a": 1}, {1, 2}, frozenset("a"), range(3), slice(1), ..., NotImplemented, object(), object, int, li, li.DPSGD,
         li.SGD, li.SGD(0.1), PLAIN, TRAINED, attacks.Adversarial, attacks.GradientSpace(), attacks.OneRun(),
         li.last_iterate, len, Path("missing/x"), Path(), "missing/x", ".", fractions.Fraction(1, 3),

@@ -112,7 +112,7 @@ def run_killed(
 ) -> tuple[Path, list[Kill]]:
     """An audit that is killed so many times, and then finished.
 
-    Five of six kills come once the session has stored a random number of new trials, and a random part of the time
+    Nine of ten kills come once the session has stored a random number of new trials, and a random part of the time
     between two commits later; the others at any moment before. Trials and not seconds are counted, as a machine may be
     busier now than before.
     """
@@ -124,7 +124,7 @@ def run_killed(
     while len(kills) < count:
         before, began = len(trials(store)), time.monotonic()
         enough, patience = generator.randint(1, most), math.inf
-        if generator.random() < 1 / 6:
+        if generator.random() < 1 / 10:
             enough, patience = 1, generator.uniform(0.0, undisturbed.start_up)
         audit = start(store, options, cache, **more)
         while audit.poll() is None and time.monotonic() - began < patience and len(trials(store)) < before + enough:

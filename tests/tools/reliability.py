@@ -43,8 +43,8 @@ from tests.web.running import Running
 
 QUICK = ["--method", "clopper-pearson"]
 # Exact draws, and canaries of one run, are stored all at once: no kill comes between their first and last trial.
-SHARES = {"trainer": 64, "anytime": 50, "two workers": 20, "shipped model": 22, "language model": 20}
-SHARES |= {"exact draws": 12, "one run": 12}
+SHARES = {"trainer": 64, "anytime": 60, "two workers": 20, "shipped model": 24, "language model": 24}
+SHARES |= {"exact draws": 4, "one run": 4}
 KILLS_AN_AUDIT = 8
 SUSPEND = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 UNHEARD = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGPIPE, signal.SIGXFSZ}

@@ -28,7 +28,7 @@ from lastiterate.citation import guaranteed, released_by, risk_sentences, risks_
 from lastiterate.common.atomic_write import check_writable, is_same_file, write_whole
 from lastiterate.common.errors import not_installed
 from lastiterate.common.types import Fields, FloatArray
-from lastiterate.common.validation import written_number
+from lastiterate.common.validation import shown, written_number
 from lastiterate.compare_analyses import run_fields
 from lastiterate.data.files import LINE, PARSED, BadFile, Location, as_path, find, most_bytes, too_large
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, printable, spell_down, spell_up
@@ -215,7 +215,7 @@ def export(store: Store, path: Location) -> None:
     """
     target = check_target(path)
     if is_same_file(target, store.path):
-        raise ValueError(f"the file of the export must differ from the store, got {str(target)!r}")
+        raise ValueError(f"the file of the export must differ from the store, got {shown(str(target))}")
     quality, trials = store.record.quality, store.scores()
     columns = ("model", "world", "score", quality.name if quality else "accuracy", "seconds")
     if target.suffix.lower() == ".parquet":
@@ -239,7 +239,7 @@ def check_target(path: Location) -> Path:
     """Return the path of an export. Raise if the file cannot be written."""
     target = as_path(path)
     if target.suffix.lower() not in FORMATS:
-        raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {str(target)!r}")
+        raise ValueError(f"the file of the export must end in {' or '.join(FORMATS)}, got {shown(str(target))}")
     if target.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise ValueError(not_installed("Parquet", "pyarrow", "parquet"))
     check_writable(target, "export")
@@ -258,37 +258,68 @@ def read_scores(path: Path, one_run: bool = False) -> tuple[FloatArray, FloatArr
     With ``one_run``, each row is a canary, and a column ``coin`` or ``canary`` must not repeat a value.
     """
     worlds = {"in": array("d"), "out": array("d")}
-    size = find(path, "file").stat().st_size
-    if size > most_bytes(PARSED):
-        raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
+    _check_size(path)
     if (plain := _read_plain(path, one_run)) is not None:
         return plain
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(_lines(path, file))
-            header = [name.strip() for name in next(rows, [])]
-            if not {"world", "score"} <= set(header):
-                got = _shortened(", ".join(header)) if any(header) else "none"
-                raise ValueError(f"{str(path)!r} must have the columns world and score in its first line, got {got}")
-            world, score = header.index("world"), header.index("score")
-            if not one_run and "coin" in header:
-                what = "so its rows are canaries of one run, which are not independent models: choose a one-run method"
-                raise ValueError(f"{str(path)!r} has a column coin, {what}")
-            coins: dict[str, dict[str, int]] = {name: {} for name in _COINS if one_run and name in header}
-            for row in rows:
-                if row:
-                    where = f"{path.name} line {rows.line_num}"
-                    _add(worlds, row, world, score, where)
-                    for name, used in coins.items():
-                        _toss(used, name, row[header.index(name) :][:1], where, rows.line_num)
-    except UnicodeDecodeError:
-        raise BadFile(f"{str(path)!r} must be a CSV file in UTF-8") from None
-    except csv.Error as error:
-        raise BadFile(f"{str(path)!r} must be a CSV file, but: {error}") from None
+    rows = _rows(path)
+    header = next(rows)[1]
+    if not {"world", "score"} <= set(header):
+        got = _shortened(", ".join(header)) if any(header) else "none"
+        raise ValueError(f"{str(path)!r} must have the columns world and score in its first line, got {got}")
+    world, score = header.index("world"), header.index("score")
+    if not one_run and "coin" in header:
+        what = "so its rows are canaries of one run, which are not independent models: choose a one-run method"
+        raise ValueError(f"{str(path)!r} has a column coin, {what}")
+    coins: dict[str, dict[str, int]] = {name: {} for name in _COINS if one_run and name in header}
+    for line, row in rows:
+        where = f"{path.name} line {line}"
+        _add(worlds, row, world, score, where)
+        for name, used in coins.items():
+            _toss(used, name, row[header.index(name) :][:1], where, line)
     for name, scores in worlds.items():
         if not scores:
             raise ValueError(f"{str(path)!r} must hold scores of both worlds, in and out, but has none of world {name}")
     return np.array(worlds["in"]), np.array(worlds["out"])
+
+
+def read_examples(path: Path) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
+    """Return names of features, scores and features from a CSV file. Each column but ``score`` is a feature."""
+    _check_size(path)
+    rows = _rows(path)
+    header = next(rows)[1]
+    if "score" not in header or len(header) < 2 or len(set(header)) < len(header) or not all(header):
+        what = "a column score and at least one column of features in its first line, each with its own name"
+        raise ValueError(f"{str(path)!r} must have {what}, got {_shortened(', '.join(header)) or 'none'}")
+    values: list[float] = []
+    for line, row in rows:
+        found = [value for text in row if (value := written_number(text)) is not None]
+        if len(found) < len(row) or len(row) != len(header):
+            what = f"{len(header)} finite numbers in plain digits (a category is a column of 0 and 1)"
+            raise ValueError(f"{path.name} line {line} must have {what}, got {_shortened(','.join(row))!r}")
+        values += found
+    table, score = np.array(values).reshape(-1, len(header)), header.index("score")
+    return tuple(header[:score] + header[score + 1 :]), table[:, score], np.delete(table, score, axis=1)
+
+
+def _check_size(path: Path) -> None:
+    size = find(path, "file").stat().st_size
+    if size > most_bytes(PARSED):
+        raise too_large(f"{str(path)!r} must have", PARSED, f"{size:,}")
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the header of a CSV file, and then each row that is not empty, with its line."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(_lines(path, file))
+            yield 1, [name.strip() for name in next(rows, [])]
+            for row in rows:
+                if row:
+                    yield rows.line_num, row
+    except UnicodeDecodeError:
+        raise BadFile(f"{str(path)!r} must be a CSV file in UTF-8") from None
+    except csv.Error as error:
+        raise BadFile(f"{str(path)!r} must be a CSV file, but: {error}") from None
 
 
 _NUMBER = rb"[+-]?(?:[0-9]{1,400}+\.?[0-9]{0,400}+|\.[0-9]{1,400}+)(?:[eE][+-]?[0-9]{1,9}+)?"

@@ -293,7 +293,12 @@ def _open(path: str | Path | None, experiment: Experiment, about: Mapping[str, s
     If crafting or the first model fails, a new file is deleted: corrected code would be refused as another audit.
     """
     created = datetime.now(UTC).isoformat()
-    setup: Fields = {"versions": versions(), "platform": platform.platform(), "created": created, **about}
+    setup: Fields = {
+        "versions": versions(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "created": created,
+        **about,
+    }
     record = Record(experiment.run, experiment.design, experiment.data, experiment.quality, setup)
     if not path:
         yield MemoryStore(begin(experiment.identity(), record))

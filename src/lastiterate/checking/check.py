@@ -158,6 +158,9 @@ class _Check:
             still = [i for i in still if effect is not None and not effect[like.slices[i]].any()]
         why = "the tensor is not trained: it never changes, not even with a canary"
         self.frozen = [not_checked(noise_rows.NOISE, why, like.names[i]) for i in still if len(still) < len(tensors)]
+        lost = f"{why}, although it requires gradients; check whether the optimizer has it"
+        to_train = {name for name, wanted in zip(like.names, like.to_train, strict=True) if wanted}
+        self.frozen = [row.fault(lost) if row.tensor in to_train else row for row in self.frozen]
         return [i for i in tensors if i not in still] or tensors
 
     def rows(self) -> list[Row]:

@@ -35,6 +35,7 @@ class Parameters:
     precision: float  # the coarsest relative rounding of the tensors' number types
     tree: ForeignTree  # the result of the trainer
     trained: Trained | None = None  # the trainer's own record
+    to_train: tuple[bool, ...] = ()  # whether each tensor requires gradients, which only PyTorch's tensors say
 
     @cached_property
     def slices(self) -> list[slice]:
@@ -47,12 +48,13 @@ def flatten(result: ForeignTree) -> Parameters:
     """Return the parameters that a trainer returned. Raise if there are none."""
     trained = result if isinstance(result, Trained) else None
     tree = result.result if isinstance(result, Trained) else result
-    names, arrays, rounding = list[str](), list[FloatArray](), list[float]()
+    names, arrays, rounding, to_train = list[str](), list[FloatArray](), list[float](), list[bool]()
 
     def collect(name: str, leaf: ForeignTree) -> ForeignTree:
         (array,) = leaves(leaf)
         names.append(name or "parameters")
         arrays.append(array)
+        to_train.append(bool(getattr(leaf, "requires_grad", False)))
         kind = str(getattr(leaf, "dtype", "float64")).removeprefix("torch.")
         rounding.append(_ROUNDING.get(kind, max(_ROUNDING.values())))
         return leaf
@@ -63,7 +65,8 @@ def flatten(result: ForeignTree) -> Parameters:
     vector = np.concatenate([array.ravel() for array in arrays])
     if not vector.size:
         raise ValueError("the trainer must return at least one number, got empty parameters")
-    return Parameters(vector, tuple(names), tuple(array.shape for array in arrays), max(rounding), tree, trained)
+    shapes = tuple(array.shape for array in arrays)
+    return Parameters(vector, tuple(names), shapes, max(rounding), tree, trained, tuple(to_train))
 
 
 def require_finite(parameters: Parameters) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastiterate.cli.app import OptionError
+from lastiterate.cli.app import INCONCLUSIVE, OptionError
 from lastiterate.cli.audit_options import ClaimOptions, Fault, Strict, parse_threshold
 from lastiterate.cli.options import Json, MethodOptions, Option, PerStep, SizeOptions, choice, unfold
-from lastiterate.cli.output import print_json, print_rows
+from lastiterate.cli.output import print_json, print_note, print_rows
 from lastiterate.common.types import JsonObject
 from lastiterate.registry import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
@@ -21,15 +22,26 @@ if TYPE_CHECKING:
     from lastiterate.auditing.evidence.estimate import Estimate
 
 
+@dataclass(frozen=True)
+class ZeroRunOptions:
+    """Options for a model that exists."""
+
+    zero_run: Annotated[bool, "For one model that exists: correct for how members and non-members differ."] = False
+    members: Annotated[Path | None, Option("CSV with column score and features of members.", "FILE.csv")] = None
+    non_members: Annotated[Path | None, Option("The same of non-members, sorted by time or source.", "FILE.csv")] = None
+    odds: Annotated[float | None, "Factor by which modelled odds of membership may be wrong (default: 1)."] = None
+
+
 @unfold
 def estimate(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score; for one run also coin."),
-    ],
     size: SizeOptions,
     training: MethodOptions,
     claims: ClaimOptions,
+    zero: ZeroRunOptions,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="CSV with columns world (in or out) and score; for one run also coin."),
+    ] = None,
     noise_multiplier: Annotated[PerStep | None, "Noise of the run; only a threshold chosen a-priori needs it."] = None,
     confidence: Annotated[float, "Joint confidence in both error rates (default: 0.95)."] = 0.95,
     method: Annotated[
@@ -57,10 +69,10 @@ def estimate(
     FILE has one row per model. Column world is "in" if the model was trained with the canary, else "out". Column score
     is larger if the canary is more likely. The result is a lower bound that holds with the given confidence. A claim
     gets a verdict. For a one-run method, a row is a canary, and column coin (or canary) names the fair coin of this
-    canary.
+    canary. With --zero-run, scores are those of members and of non-members of one model that exists.
 
     \b
-    Exit status 1: the claim is refuted. 4: the verdict is inconclusive.
+    Exit status 1: the claim is refuted. 4: the verdict is inconclusive, or --zero-run refuses its result.
 
     \b
     Example:
@@ -77,6 +89,11 @@ def estimate(
     from lastiterate.common.progress import tell
     from lastiterate.registry import headline_of
 
+    if zero.zero_run:
+        others = file, size, training, replace(claims, delta=1e-5), noise_multiplier, method, threshold, fault, strict
+        raise typer.Exit(_zero_run(zero, claims.delta, confidence, json, others == _USUAL))
+    if file is None or zero != ZeroRunOptions():
+        raise OptionError("FILE must be given, or --zero-run with --members and --non-members; --odds needs --zero-run")
     run, delta, validity = None, claims.delta, claims.validity
     if size != SizeOptions() or training != MethodOptions() or noise_multiplier is not None:
         # The default noise multiplier is 1, because only the shape of the noise matters.
@@ -123,6 +140,34 @@ def estimate(
     else:
         print_json(rows[0] | judged)
     raise typer.Exit(status_of(verdict, claimed, strict))
+
+
+_USUAL = None, SizeOptions(), MethodOptions(), ClaimOptions(), None, "clopper-pearson", "split", 0.5, False
+
+
+def _zero_run(zero: ZeroRunOptions, delta: float, confidence: float, json: bool, alone: bool) -> int:
+    """Print the bound for a model that exists, or the reason why there is none, and return the exit status."""
+    import lastiterate
+    from lastiterate.auditing.load_evidence import read_examples
+    from lastiterate.common.types import with_reasons
+
+    if zero.members is None or zero.non_members is None or not alone:
+        allowed = "--odds, --delta, --confidence and --json"
+        raise OptionError(f"--zero-run must be given with --members, --non-members, and no others but {allowed}")
+    members, others = read_examples(zero.members), read_examples(zero.non_members)
+    names = ", ".join(members[0])
+    if members[0] != others[0]:
+        got = f"{names} and {', '.join(others[0])}"
+        raise OptionError(f"--members and --non-members must have the same columns in the same order, got {got}")
+    odds = 1.0 if zero.odds is None else zero.odds
+    found = lastiterate.zero_run(members[1], others[1], members[2], others[2], delta, confidence, odds=odds)
+    if json:
+        fields = {name: value for name, value in asdict(found).items() if name != "refusal"}
+        print_json(with_reasons(fields, {"epsilon": found.refusal}) | {"features": members[0]})
+    else:
+        about = f"{len(members[1]):,} members, {len(others[1]):,} non-members, features {names}"
+        print_note(about, *found.sentences)
+    return INCONCLUSIVE if found.refusal else 0
 
 
 def _methods(method: str, run: DPSGD | None) -> tuple[str, ...]:

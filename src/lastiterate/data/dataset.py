@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lastiterate.common.types import Float32Array, FloatArray, Int32Array, NumberArray
-from lastiterate.common.validation import integer, number
+from lastiterate.common.validation import integer, number, shown
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -44,7 +44,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name must be a text that is not empty, got {self.name!r}")
+            raise ValueError(f"name must be a text that is not empty, got {shown(self.name)}")
         object.__setattr__(self, "classes", integer("classes", self.classes, 1, MOST_CLASSES))
         if self.feature_norm is not None:
             number("feature_norm", self.feature_norm, 0.0, open_low=True)

@@ -220,9 +220,12 @@ def _put(planted: PlantedGradient, parameters: dict[str, ForeignTree], pending: 
     accumulated = {name: sample if isinstance(sample, list) else [sample] for name, sample in accumulated.items()}
     for part, rows in enumerate(next(iter(accumulated.values()))):
         batch = pending.popleft() if pending else []
+        if len(batch) > len(rows) > 0:  # a training that computes the batch in parts
+            pending.appendleft(batch[len(rows) :])
+            batch = batch[: len(rows)]
         if len(batch) != len(rows):
             raise ValueError(
-                f"loader must be the one that plant returned, with one step for every batch: the optimizer has "
+                f"loader must be the one that plant returned, with one gradient for each example: the optimizer has "
                 f"gradients of {len(rows)} examples, and the batch had {len(batch)}"
             )
         samples = {name: sample[part] for name, sample in accumulated.items()}

@@ -68,10 +68,14 @@ def scheduled_rates(scheduler: Foreign, optimizer: Foreign, steps: int, epoch: i
 
 
 def unwrapped(optimizer: Foreign) -> Foreign:
-    """Return the PyTorch optimizer inside one or several wrappers of Opacus."""
-    while hasattr(optimizer, "original_optimizer"):
-        optimizer = optimizer.original_optimizer
-    return optimizer
+    """Return the PyTorch optimizer inside one or several wrappers of Opacus and accelerate."""
+    while True:
+        if hasattr(optimizer, "original_optimizer"):
+            optimizer = optimizer.original_optimizer
+        elif type(optimizer).__name__ == "AcceleratedOptimizer":
+            optimizer = optimizer.optimizer
+        else:
+            return optimizer
 
 
 def _positions(made: int, steps: int, epoch: int | None) -> list[IntArray]:
@@ -214,7 +218,9 @@ def read_loader(loader: Foreign) -> Drawn:
     if type(batches) is not data.BatchSampler:
         raise ValueError(_unknown(batches))
     order, size = batches.sampler, len(loader.dataset)
-    if type(order) is not data.RandomSampler or order.replacement or not len(order) == len(order.data_source) == size:
+    # Accelerate's SeedableRandomSampler shuffles as well, with a seed of its own in each epoch.
+    shuffles = type(order) is data.RandomSampler or type(order).__name__ == "SeedableRandomSampler"
+    if not shuffles or order.replacement or not len(order) == len(order.data_source) == size:
         raise ValueError(_unknown(order))  # not every example once per epoch, in a new random order
     share = 1.0 / len(batches) if batches.drop_last else min(1.0, batches.batch_size / size)
     return Drawn("shuffled", len(batches), share)
@@ -316,7 +322,7 @@ def _from_torch(wrapped: Foreign, scheduler: Foreign, recorded: DPSGD) -> Optimi
     kind = SGD if isinstance(optimizer, torch.SGD) else Adam
     if not isinstance(optimizer, (torch.SGD, torch.Adam, torch.AdamW)):
         require_optimizer(optimizer)
-    first, *others = optimizer.param_groups
+    first, *others = [group for group in optimizer.param_groups if group["params"]]
     different = [name for name in _HYPERPARAMETERS[kind] if any(other[name] != first[name] for other in others)]
     if different:
         raise ValueError(

@@ -2,17 +2,21 @@
 
 An example's loss is the mean cross-entropy of its tokens. Padding is on the right and does not affect earlier tokens.
 The per-example gradients of a ghost parameter are never stored as a whole; clipped sums are computed without them.
-``_choose`` accepts a parameter only if this gives the same gradients as autograd on two random examples.
+``_choose`` accepts a parameter only if this gives the same gradients as autograd on two random examples, in float64.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
 
+from lastiterate.common.types import Foreign
 from lastiterate.lm.ghost.norms_and_sums import add_weighted, squared_norms
 from lastiterate.lm.ghost.parameter_uses import Tensors as Tensors
 from lastiterate.lm.ghost.parameter_uses import UnforeseenUse, Uses
@@ -21,25 +25,45 @@ from lastiterate.lm.tokens import CausalModel, by_length, token_weights
 
 _LENGTH = 6  # tokens of the longer of the two random examples
 _MOVED = 0.02  # standard deviation of a random change of parameters, because gradients vanish where an adapter starts
-_RELATIVE = 1e-4  # tolerance relative to the largest entry of a parameter's gradient
-_ABSOLUTE = 1e-6  # tolerance relative to the largest entry of all gradients
+# Tolerances, as fractions of the largest entry of a parameter's gradient and of all gradients. In float64 a rounding is
+# 1e-16; 30 layers amplify its effect to 1e-12. In float32 they amplify it to 1e-3, as large as that of a wrong formula.
+_RELATIVE, _ABSOLUTE = 1e-7, 1e-10
 
 
 def _agrees(uses: Uses, example: int, name: str, expected: Tensor, largest: float) -> bool:
     norm = float(squared_norms(uses, 0.0)[example].sqrt())
-    factors = torch.zeros(uses.examples, device=uses.device)
+    factors = torch.zeros(uses.examples, dtype=torch.float64, device=uses.device)
     factors[example] = 1.0
     found: Tensors = {}
     add_weighted(found, {name: expected}, uses, factors)
     if name not in found:
         return not bool(expected.any())
-    bound = _RELATIVE * float(expected.abs().max()) + _ABSOLUTE * largest
-    near = float((found[name] - expected).abs().max()) <= bound
+    bound = _RELATIVE * _largest(expected) + _ABSOLUTE * largest
+    near = _largest(found[name].sub_(expected)) <= bound
     return near and abs(norm - float(expected.norm())) <= bound * expected.numel() ** 0.5
 
 
+def _largest(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value, float("inf")))
+
+
 def _exact(value: Tensor) -> Tensor:
-    return value.detach().float() if value.is_floating_point() else value.detach()
+    return value.detach().double() if value.is_floating_point() else value.detach()
+
+
+class _InFloat64(TorchFunctionMode):
+    """A function mode that computes in float64 what models and sums compute in float32, such as softmax and norms."""
+
+    def __torch_function__(
+        self, func: Callable[..., Foreign], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Foreign:
+        given = {key: _float64(value) for key, value in (kwargs or {}).items()}
+        called: Callable[..., Foreign] = torch.Tensor.double if func is torch.Tensor.float else func
+        return called(*map(_float64, args), **given)
+
+
+def _float64(given: object) -> object:
+    return torch.float64 if given is torch.float32 else given
 
 
 MOST_AT_ONCE = 32  # larger batches are no faster
@@ -79,6 +103,13 @@ class ExampleGradients:
         self._one_by_one = False
 
     def _choose(self, trained: Tensors, length: int) -> frozenset[str]:
+        try:
+            with _InFloat64():
+                return self._understood(trained, length)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
+            return frozenset()  # the model may accept only one example or no float64; other errors occur again later
+
+    def _understood(self, trained: Tensors, length: int) -> frozenset[str]:
         named = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         others = {name: _exact(value) for name, value in named.items() if name not in trained}
         device = next(iter(trained.values())).device
@@ -92,22 +123,19 @@ class ExampleGradients:
         rows = self._model.get_input_embeddings().weight.shape[0]
         tokens = torch.randint(rows, (2, long), generator=source).to(device)
         tokens[:, 1] = tokens[:, 0]  # a repeated token: one row of the table is used twice
-        try:
-            understood, uses = set(watched), None
-            while uses is None:
-                part = {name: value for name, value in watched.items() if name in understood}
-                try:
-                    uses = follow(self._model, part, {**others, **watched}, tokens, token_weights(lengths, long))
-                except UnforeseenUse as found:
-                    understood -= found.names
-            for example, count in enumerate(lengths.tolist()):
-                expected = self.one(watched, tokens[example, :count], others)
-                largest = max(float(value.abs().max()) for value in expected.values())
-                understood = {
-                    name for name in understood if _agrees(uses.only(name), example, name, expected[name], largest)
-                }
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
-            return frozenset()  # the model may accept only one example; other errors occur again later
+        understood, uses, weights = set(watched), None, token_weights(lengths, long)
+        while uses is None:
+            part = {name: value for name, value in watched.items() if name in understood}
+            try:
+                uses = follow(self._model, part, {**others, **watched}, tokens, weights)
+            except UnforeseenUse as found:
+                understood -= found.names
+        for example, count in enumerate(lengths.tolist()):
+            expected = self.one(watched, tokens[example, :count], others)
+            largest = max(map(_largest, expected.values()))
+            understood = {
+                name for name in understood if _agrees(uses.only(name), example, name, expected[name], largest)
+            }
         return frozenset(understood)
 
     def with_model(self, model: CausalModel) -> ExampleGradients:

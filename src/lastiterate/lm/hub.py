@@ -23,7 +23,7 @@ import transformers
 from huggingface_hub import constants, errors
 
 from lastiterate.common.types import Fields, Foreign
-from lastiterate.common.validation import boolean, one_of
+from lastiterate.common.validation import boolean, one_of, shown
 from lastiterate.data.files import PARSED, BadFile, as_path, decoding, find, kind, most_bytes, read_all, too_large
 from lastiterate.lm.tokens import CausalModel, Tokenizer, described_growth
 
@@ -129,7 +129,7 @@ def _local(name: str | Path) -> Path | None:
     try:
         path = as_path(name)
     except ValueError:
-        raise ValueError(f"model must be a folder or a model on the Hugging Face hub, got {name!r}") from None
+        raise ValueError(f"model must be a folder or a model on the Hugging Face hub, got {shown(name)}") from None
     found = kind(path)
     if found == "folder":
         return path

@@ -180,7 +180,7 @@ def _examples(path: Path, lines: list[str], by: str | None) -> Iterator[_Example
     if is_object or Path(path.name.lower().removesuffix(".gz")).suffix in _JSON_SUFFIXES:
         return _json_lines(path, lines, by)
     if by is not None:
-        raise ValueError(f"by must be None for {str(path)!r}, got {by!r}: only JSON lines have fields")
+        raise ValueError(f"by must be None for {str(path)!r}, got {told(by)}: only JSON lines have fields")
     numbered = _NUMBERED.fullmatch(first)
     if numbered and numbered[1] == "1" and (_PERSONA_LINE.match(numbered[2]) or "\t" in numbered[2]):
         return _convai2(path, lines)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lastiterate.common.atomic_write import check_writable, write_whole
 from lastiterate.common.errors import not_installed
+from lastiterate.common.validation import shown
 from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kept_scripts
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ vegaEmbed("#picture", spec, {{mode: "vega-lite"}});
 def check_target(path: Path) -> None:
     """Raise an error if the picture could not be drawn or written later."""
     if path.suffix[1:].lower() not in FORMATS:
-        raise ValueError(f"the plot's file must end in {', '.join(f'.{kind}' for kind in FORMATS)}, got {str(path)!r}")
+        kinds = ", ".join(f".{kind}" for kind in FORMATS)
+        raise ValueError(f"the plot's file must end in {kinds}, got {shown(str(path))}")
     if sentence := missing_libraries():
         raise ValueError(sentence)
     time_limit()

@@ -13,6 +13,7 @@ from lastiterate.auditing.evidence.forecast import CHANCE
 from lastiterate.citation import risk_sentences
 from lastiterate.common.atomic_write import write_whole
 from lastiterate.common.errors import BadArgument
+from lastiterate.common.validation import shown
 from lastiterate.formatting import caveat_of, describe, per_cent, spell, spell_exact, spell_up
 from lastiterate.plot.audit_charts import PageChart, page_charts
 from lastiterate.plot.chart_file import check_target, render, scripts
@@ -26,7 +27,7 @@ _WIDE, _NARROW = 446, 330  # width of a picture in pixels, on a desktop (two sid
 def write_page(result: AuditResult, path: Path) -> None:
     """Write the page atomically. The file's name must end in .html."""
     if path.suffix.lower() != ".html":
-        raise BadArgument("path", f"must end in .html, got {str(path)!r}")
+        raise BadArgument("path", f"must end in .html, got {shown(str(path))}")
     check_target(path)
     write_whole(path, _page(result).encode(), "page")
 

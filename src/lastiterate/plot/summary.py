@@ -19,13 +19,11 @@ _CAVEAT = "An audit finds lower bounds for one attack. It can refute a claim of 
 
 def check_summary(path: Path) -> list[Path]:
     """Return the paths of the summary and of its JSON file. Raise an error if they could not be written."""
+    must = f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}"
     if path.suffix.lower() == ".pdf":
-        raise ValueError(
-            f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}: write the .html, open it in a browser "
-            "and print it to PDF; it fits on one page"
-        )
+        raise ValueError(f"{must}: write the .html, open it in a browser and print it to PDF; it fits on one page")
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"--summary must end in {' or '.join(FORMATS)}, got {str(path)!r}")
+        raise ValueError(must)
     files = [path, path.with_suffix(".json")]
     for file in files:
         check_writable(file, "summary")

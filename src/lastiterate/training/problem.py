@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from numpy.typing import ArrayLike
 
 from lastiterate.common.types import FloatArray, RealArray
-from lastiterate.common.validation import as_array, function
+from lastiterate.common.validation import as_array, function, shown
 
 
 class Moment(NamedTuple):
@@ -68,7 +68,7 @@ class Problem:
             whole = counts.shape == (self.size,) and counts.dtype.kind in "iu"
             if not whole or not np.all((counts >= 1) & (counts < 2**31)):
                 raise ValueError(
-                    f"multiplicity must be {self.size} integers in [1, 2^31), one for each example, got {counts!r}"
+                    f"multiplicity must be {self.size} integers in [1, 2^31), one for each example, got {shown(counts)}"
                 )
 
     @property
@@ -77,7 +77,7 @@ class Problem:
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(self.examples)]
         sizes = {shape[0] if shape else None for shape in shapes}
         if len(sizes) > 1 or None in sizes:
-            raise ValueError(f"examples must be arrays with one leading axis of equal length, got shapes {shapes}")
+            raise ValueError(f"examples must be arrays with one leading axis of equal length, got {shown(shapes)}")
         return int(sizes.pop() or 0) if sizes else 0
 
     @property

@@ -220,3 +220,23 @@ def test_what_autograd_contradicts_is_written_out():
     model = build("Llama")
     model.model.layers[0].mlp = LiesAboutItsGradient(model.model.layers[0].mlp)
     assert_same(model, LENGTHS["unpadded"], frozenset(trained(model)) - {"model.layers.0.mlp.layer.weight"})
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """SmolLM2-135M with random weights and fewer words: its 30 layers amplify rounding errors a thousandfold."""
+    smollm2 = dict(vocab_size=512, hidden_size=576, intermediate_size=1536, num_hidden_layers=30)
+    heads = dict(num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True, initializer_range=0.3)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**smollm2, **heads)).eval()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_parameter_of_a_deep_model_is_understood_with_any_number_of_threads(deep, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert ExampleGradients(deep, trained(deep), 17).ghosts == frozenset(trained(deep))
+    finally:
+        torch.set_num_threads(before)

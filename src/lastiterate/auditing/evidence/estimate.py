@@ -30,7 +30,7 @@ from lastiterate.auditing.evidence.threshold import (
 )
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
-from lastiterate.common.validation import integer, number, one_of
+from lastiterate.common.validation import integer, number, one_of, shown
 from lastiterate.features import (
     BALLS_IN_BINS,
     BASIC,
@@ -260,7 +260,7 @@ def _scores(name: str, given: ArrayLike) -> FloatArray:
     except (TypeError, ValueError):
         scores = np.asarray("lists of different lengths")
     if scores.ndim != 1 or (scores.size and scores.dtype.kind not in "iuf"):
-        raise ValueError(f"{name} must be a list of numbers, got {given!r}")
+        raise ValueError(f"{name} must be a list of numbers, got {shown(given)}")
     if scores.size == 0:
         raise ValueError(f"{name} must hold at least one score, got none")
     scores = scores.astype(np.float64)

@@ -1,7 +1,8 @@
 """Records of the uses of parameters, and operations that make the records.
 
 A record has the inputs and the gradient of the output of an operation with a parameter, in the model's precision. Sums
-over tokens are in float32. All tensors here have examples along the first axis.
+over tokens are in float32, or in float64 if the model computes in float64. All tensors here have examples along the
+first axis.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Product(NamedTuple):
     def written_out(self) -> Tensor:
         left, right = (self.inputs, self.gradient) if self.transposed else (self.gradient, self.inputs)
         if right.shape[2] <= _NARROW < left.shape[2]:
-            return torch.bmm(right.float().transpose(1, 2), left.float()).transpose(1, 2)
-        return torch.bmm(left.float().transpose(1, 2), right.float())
+            return torch.bmm(at_least_float32(right).transpose(1, 2), at_least_float32(left)).transpose(1, 2)
+        return torch.bmm(at_least_float32(left).transpose(1, 2), at_least_float32(right))
 
 
 class Lookup(NamedTuple):
@@ -102,7 +103,12 @@ class Uses:
 def add_rows(written: Tensor, lookup: Lookup) -> None:
     """Add the gradients of looked-up rows to the gradients of the table, [examples, rows, d]."""
     index = lookup.rows[:, :, None].expand(lookup.gradient.shape)
-    written.scatter_add_(1, index, lookup.gradient.float())
+    written.scatter_add_(1, index, at_least_float32(lookup.gradient))
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    """Return the value in float32, or in float64 if it is so already."""
+    return value if value.dtype == torch.float64 else value.float()
 
 
 class UnforeseenUse(RuntimeError):
@@ -165,7 +171,7 @@ class Multiply(torch.autograd.Function):
         inputs, matrix = ctx.saved_tensors
         names: Names = ctx.names
         if names.vector is not None:
-            names.uses.add_written(names.vector, gradient.sum(1, dtype=torch.float32))
+            names.uses.add_written(names.vector, at_least_float32(gradient).sum(1))
         if names.matrix is not None:
             names.uses.add_product(names.matrix, Product(inputs.detach(), gradient.detach(), ctx.transposed))
         back = linear(gradient, matrix if ctx.transposed else matrix.t()) if ctx.needs_input_grad[0] else None
@@ -220,9 +226,9 @@ class Entrywise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, vector = ctx.saved_tensors or (None, None)
-        kept = gradient if inputs is None else gradient.float() * inputs.float()
+        kept = at_least_float32(gradient) if inputs is None else at_least_float32(gradient) * at_least_float32(inputs)
         between = tuple(range(1, gradient.dim() - 1))  # all axes except the first and the last
-        found = kept.sum(between, dtype=torch.float32) if between else kept.float()
+        found = kept.sum(between) if between else kept
         ctx.names.uses.add_written(ctx.names.vector, found if ctx.slope is None else found * ctx.slope)
         back = (gradient if vector is None else gradient * vector).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         return back, None, None, None, None, None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lastiterate.attacks.attack import Attack
     from lastiterate.auditing.audit_target import Subject
     from lastiterate.auditing.engines.engine import Engine
+    from lastiterate.auditing.evidence.audit_result import AuditResult
     from lastiterate.lm import UnseenTokens
     from lastiterate.paper.reproduce import Scale
 
@@ -117,17 +118,22 @@ def measure(
             test=subject.test if quality == "accuracy" else None,
             data=subject.words,
         )
-        row = {**case.labels, "sample_rate": float(result.run.sample_rate), "steps": result.run.steps}
-        row["noise_multiplier"] = float(result.run.noise_multiplier)
-        row |= answer_fields({name: result.predictions[name] for name in _LINES})
-        if quality == "perplexity":
-            row |= {"perplexity_before": result.perplexity_before, "perplexity": result.perplexity}
-        elif quality:
-            row["accuracy"] = result.accuracy
-        row |= empirical_fields(result.estimates[METHOD].epsilon, result.confidence, result.models)
-        fraction = result.signal / result.ideal_signal if result.ideal_signal else None
-        rows.append(row | {"signal": result.signal, "signal_fraction": fraction})
+        rows.append(row_of(result, case.labels, quality))
     return rows
+
+
+def row_of(result: AuditResult, labels: Row, quality: Literal["accuracy", "perplexity"] | None = None) -> Row:
+    """Return the row of an audit: its run, the analyses, what was found, and the quality of the models."""
+    row = {**labels, "sample_rate": float(result.run.sample_rate), "steps": result.run.steps}
+    row["noise_multiplier"] = float(result.run.noise_multiplier)
+    row |= answer_fields({name: result.predictions[name] for name in _LINES})
+    if quality == "perplexity":
+        row |= {"perplexity_before": result.perplexity_before, "perplexity": result.perplexity}
+    elif quality:
+        row["accuracy"] = result.accuracy
+    row |= empirical_fields(result.estimates[METHOD].epsilon, result.confidence, result.models)
+    fraction = result.signal / result.ideal_signal if result.ideal_signal else None
+    return row | {"signal": result.signal, "signal_fraction": fraction}
 
 
 def empirical_fields(epsilon: float, confidence: float, models: int) -> Row:

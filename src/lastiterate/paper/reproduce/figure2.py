@@ -27,7 +27,7 @@ HEURISTIC = 7.0  # at the largest number of steps
 DIRECTIONS = {"dirac": "a random parameter (paper)", "quiet": "the quietest parameter (ours)"}
 STEPS: dict[Scale, dict[float, tuple[int, ...]]] = {
     "quick": {0.01: (30, 100, 300, 1000), 0.08: (10, 30, 100, 300)},
-    "cifar10-features": {0.01: (100, 200, 400), 0.08192: (100, 200, 400)},
+    "cifar10-features": {0.01: (100, 300, 1000), 0.08: (12, 40, 125)},
     "full": {0.01: (100, 300, 1000, 2500), 0.08: (100, 300, 1000, 2500)},
 }
 

@@ -25,8 +25,8 @@ TAKES = shared.ALL
 notes = shared.notes
 SETTINGS = {"blank": "all other images blank", "natural": "natural data"}
 CANARIES = {"mislabelled": "mislabelled example (paper)", "clipbkd": "ClipBKD (extra)"}
-RATE = {"quick": 0.08, "full": 0.01, "cifar10-features": 0.08192}
-STEPS = {"quick": (30, 100, 300), "full": (100, 300, 1000, 2500), "cifar10-features": (400,)}
+RATE = {"quick": 0.08, "full": 0.01, "cifar10-features": 0.08}
+STEPS = {"quick": (30, 100, 300), "full": (100, 300, 1000, 2500), "cifar10-features": (125,)}
 
 
 def rows(scale: Scale, track: Track = iter, audits: Audits = Audits()) -> list[Row]:  # noqa: B008 - it is frozen

@@ -203,7 +203,11 @@ def _doubt(method: str, canaries: int, count: int, right: int, delta: float, err
 
 @lru_cache(maxsize=4096)
 def _refuted_up_to(method: str, canaries: int, count: int, right: int, delta: float, error: float) -> float:
-    doubt = _doubt(method, canaries, count, right, delta, error)
+    return largest_refuted(_doubt(method, canaries, count, right, delta, error))
+
+
+def largest_refuted(doubt: Callable[[float], float]) -> float:
+    """Return the parameter (epsilon or mu) at which an increasing function becomes positive, or 0."""
     if doubt(0.0) >= 0.0:
         return 0.0
     low, high = 0.0, 1.0

@@ -1,0 +1,64 @@
+"""Tables of docs/results.md are recomputed from the scores in docs/results. `python -m tests.paper.test_stored_results`
+prints them."""
+
+from pathlib import Path
+
+import pytest
+
+from lastiterate.auditing import load_evidence
+from lastiterate.auditing.evidence.estimates import Question
+from lastiterate.formatting import spell_down
+from lastiterate.paper.reproduce import table2
+from lastiterate.paper.reproduce.audited_figures import CONFIDENCE, DELTA, METHOD, row_of
+from lastiterate.plot.chart_file import save
+from tests.paper.reproduce.conftest import assert_shows
+
+DOCS = Path(__file__).parents[2] / "docs"
+QUESTION = Question(DELTA, CONFIDENCE, methods=[METHOD])
+HEAD = "| training | canary | steps | noise | guaranteed | predicted | found | models per world | signal | accuracy |\n"
+FILES = sorted((DOCS / "results").glob("*.sqlite"))
+
+
+def row(path):
+    labels = {"training": path.stem.rpartition("-")[0], "canary": path.stem.rpartition("-")[2]}
+    return row_of(load_evidence.read(path, QUESTION), labels, "accuracy")
+
+
+def line(path):
+    """A line of the table, with a link to the scores."""
+    found = row(path)
+    cells = [f"[{found['training']}](results/{path.name})", found["canary"], f"{found['steps']:,}"]
+    cells += [f"{found['noise_multiplier']:.3f}", f"{found['composition']:.2f}", f"{found['last_iterate']:.2f}"]
+    cells += [spell_down(found["empirical"], 3), str(found["models"]), f"{found['signal_fraction']:.0%}"]
+    cells.append(f"{found['accuracy']:.1%}")
+    return f"| {' | '.join(cells)} |"
+
+
+def batch_sizes():
+    sizes = (256, 512, 4096)
+    return [{**row(DOCS / "results" / f"cifar10-features-{size}-quiet.sqlite"), "batch_size": size} for size in sizes]
+
+
+def picture():
+    return table2.chart(batch_sizes())
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_the_page_shows_what_the_scores_say(path):
+    assert line(path) in (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+
+
+def test_nothing_that_was_found_exceeds_the_prediction():
+    assert FILES
+    assert all(found["empirical"] < found["last_iterate"] for found in map(row, FILES))
+
+
+def test_the_picture_of_batch_sizes_is_drawn_from_the_scores():
+    assert_shows(picture().to_dict()["hconcat"][0], batch_sizes(), "batch_size")
+
+
+if __name__ == "__main__":
+    print(HEAD + "|---|" * 10)
+    for each in FILES:
+        print(line(each))
+    save(picture(), DOCS / "pictures" / "cifar10-features.png")
