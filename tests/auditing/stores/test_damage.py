@@ -2,8 +2,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -31,30 +29,11 @@ def test_a_full_disk_loses_nothing_that_was_stored(path):
         assert len(store.scores()) == 10_008
 
 
-@pytest.fixture
-def nobody():
-    """A folder and a way to take the right to write away from everything in it; root is nobody meanwhile."""
-    folder = Path(tempfile.mkdtemp())
-    user = os.geteuid()
-
-    def protect(*paths):
-        for path in paths:
-            path.chmod(0o555)
-        if user == 0:
-            os.seteuid(65534)
-
-    yield folder, protect
-    os.seteuid(user)
-    for path in (folder, *folder.iterdir()):
-        path.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def test_a_read_only_folder_can_be_read_but_not_written(nobody):
-    folder, protect = nobody
+def test_a_read_only_folder_can_be_read_but_not_written(forbidding):
+    folder, forbid = forbidding
     with begin(folder / "x.sqlite") as store:
         store.add(chunk())
-    protect(folder, folder / "x.sqlite")
+    forbid(0o555, folder, folder / "x.sqlite")
     with Store.read(folder / "x.sqlite") as store:
         assert len(store.scores()) == 8
     assert "cannot be used: Permission denied" in refusal(begin, folder / "x.sqlite")
@@ -62,14 +41,14 @@ def test_a_read_only_folder_can_be_read_but_not_written(nobody):
     assert "cannot be used: Permission denied" in refusal(begin, folder / "new" / "x.sqlite")
 
 
-def test_a_copy_without_its_log_is_read_in_a_read_only_folder_and_one_with_it_never_loses_the_log(nobody):
-    folder, protect = nobody
+def test_a_copy_without_its_log_is_read_in_a_read_only_folder_and_one_with_it_never_loses_the_log(forbidding):
+    folder, forbid = forbidding
     with begin(folder / "source.sqlite") as store:
         store.add(chunk())
         shutil.copy(store.path, folder / "alone.sqlite")
         shutil.copy(store.path, folder / "x.sqlite")
         shutil.copy(f"{store.path}-wal", folder / "x.sqlite-wal")
-    protect(folder, *folder.iterdir())
+    forbid(0o555, folder, *folder.iterdir())
     with Store.read(folder / "alone.sqlite") as store:
         assert len(store.scores()) == 0
     sentence = refusal(Store.read, folder / "x.sqlite")
