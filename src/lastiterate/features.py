@@ -6,8 +6,6 @@ declare the features that they support as a `Support`. `require_supported` compa
 refuses features that the declaration does not list, so a new feature is unsupported until it is declared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Only the canary and the noise move the model, so that the heuristic is exact and
 is either trained step by step, or drawn directly from its distribution. Drawing is much faster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ canary if it was in the batch. The sum of the log-likelihood ratios of all steps
 the epsilon of composition.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 

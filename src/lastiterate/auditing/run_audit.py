@@ -1,7 +1,5 @@
 """The function ``lastiterate.audit``: craft a canary, train with and without it, score the models, and report."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence

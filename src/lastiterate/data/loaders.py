@@ -4,8 +4,6 @@ CIFAR-10 is read in its Python version (pickles) and in its binary version. Pick
 A size that a zip directory or an array header states is not trusted: no memory is reserved before bytes are read.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

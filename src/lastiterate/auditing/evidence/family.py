@@ -4,8 +4,6 @@ Upper bounds on both error rates lie on or above the trade-off curve of the true
 curve. So the noise whose curve passes through the upper bounds is the largest noise that the scores allow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Privacy of several released iterates: the privacy losses of the blocks of steps between them add up."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The paper's heuristic: the analysis of a run as if its losses were linear and only the last iterate were released."""
 
-from __future__ import annotations
-
 import math
 from typing import overload
 
