@@ -4,8 +4,6 @@ The functions take the texts of the form and return JSON values. They also expor
 code. They run in the processes of ``workers.py``. Bad input raises a ValueError with one sentence.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -22,7 +20,7 @@ from lastiterate.citation import sentence
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import JsonObject, Row
 from lastiterate.common.validation import number, written_number
-from lastiterate.compare_analyses import Answer, ask, ask_all, noise_rows
+from lastiterate.compare_analyses import Answer, Curves, ask, ask_all, noise_rows
 from lastiterate.formatting import describe, neighbours_of, spell_exact, spell_up
 from lastiterate.privacy.curve import PrivacyCurve, Target
 from lastiterate.registry import ANALYSES
@@ -33,9 +31,6 @@ from lastiterate.web.form_fields import ASKED, NAMES, Reader, counting
 
 # Default values, which the exported command omits.
 _USUAL = {"sampling": "poisson", "group_size": "1", "min_separation": "1"}
-
-if TYPE_CHECKING:
-    from lastiterate.compare_analyses import Curves
 
 
 def command_of(texts: Mapping[str, str], delta: str) -> str:

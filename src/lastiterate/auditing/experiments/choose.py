@@ -1,12 +1,9 @@
 """The choice of an experiment from the arguments of an audit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import singledispatch
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,14 +12,12 @@ from lastiterate.attacks.attack import Attack, BringsProblem, support_of
 from lastiterate.auditing.design import OneModel, OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, IntArray, IntegerArray, NumberArray
 from lastiterate.common.validation import as_array, instance, integer, told
 from lastiterate.features import require_supported
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.common.progress import TrainingProgress
 
 _CHUNK = 65_536  # number of scores that are drawn at once
 _SECONDS_A_DRAW = 1e-6

@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import betainc
 
 from lastiterate.common.errors import BadArgument
+from lastiterate.common.types import FloatArray, IntArray
+from lastiterate.common.validation import PerStep
 from lastiterate.features import (
     CHECKPOINTS_INSIDE_EPOCHS,
     CHECKPOINTS_OF_MEMORY,
@@ -32,12 +33,7 @@ from lastiterate.features import (
     reveals_every_step,
 )
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import FloatArray, IntArray
-    from lastiterate.common.validation import PerStep
-    from lastiterate.run import DPSGD
-
+from lastiterate.run import DPSGD
 
 _no_terms = partial(np.empty, 0)
 
