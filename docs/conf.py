@@ -36,3 +36,4 @@ html_theme = "sphinx_book_theme"
 html_title = "lastiterate"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False}
 html_show_sourcelink = False
+html_static_path, html_css_files = ["_static"], ["site.css"]

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM, sent to real processes at any moment: one sentence, a status, and nothing is left behind."""
+"""Ctrl-C and SIGTERM, sent to real processes at any moment: one sentence, a status, and nothing is left behind.
+
+All of it takes about a minute; ``python -m tests.tools.reliability --only signals`` sends more at random moments.
+"""
 
 import os
 import re

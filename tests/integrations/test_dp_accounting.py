@@ -13,6 +13,7 @@ from dp_accounting import (
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     UnsupportedEventError,
     privacy_accountant_test,
 )
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from lastiterate import DPSGD, composition, last_iterate
 from lastiterate.formatting import spell_up
-from lastiterate.integrations.dp_accounting import LastIterateAccountant
+from lastiterate.integrations.dp_accounting import LastIterateAccountant, run_from_event
 from tests.integrations.conftest import heuristic_warnings
 
 DELTA = 1e-5
@@ -45,6 +46,25 @@ def test_plain_gaussians_are_steps_on_all_data():
     assert accountant.run == DPSGD(steps=9, sample_rate=1.0, noise_multiplier=4.0)
     expected = dp_accounting.get_epsilon_gaussian(4.0 / 3.0, DELTA)
     assert accountant.get_epsilon(DELTA) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("relation", [NeighboringRelation.REPLACE_SPECIAL, NeighboringRelation.REPLACE_ONE])
+def test_truncated_batches_are_a_run_that_costs_what_dp_accounting_says(relation):
+    event = SelfComposedDpEvent(TruncatedSubsampledGaussianDpEvent(100, 0.1, 12, 1.5), 8)
+    run = run_from_event(event, relation)
+    assert (run.steps, run.sampling, run.max_batch_size, run.dataset_size) == (8, "truncated-poisson", 12, 100)
+    theirs = dp_accounting.pld.PLDAccountant(relation).compose(event).get_epsilon(DELTA)
+    assert composition(run).epsilon(DELTA) == pytest.approx(theirs, rel=1e-3)
+    with pytest.raises(ValueError, match=r"neighbours must be 'zero-out' or 'replace' .* got 'add-remove'"):
+        run_from_event(event)
+
+
+def test_other_events_are_the_run_of_the_accountant():
+    assert run_from_event(SelfComposedDpEvent(sampled(0.1, 2.0), 5)) == DPSGD(5, 0.1, 2.0)
+    with pytest.raises(UnsupportedEventError):
+        run_from_event(SelfComposedDpEvent(LaplaceDpEvent(1.0), 2))
+    with pytest.raises(ValueError, match=r"event must be a DpEvent of dp-accounting, got 3"):
+        run_from_event(3)
 
 
 GROUP = st.tuples(st.sampled_from([0.0, 0.05, 0.3, 1.0]), st.floats(0.5, 4.0), st.integers(1, 20))

@@ -215,5 +215,78 @@ def test_adaptive_clipping_is_refused_since_nobody_recorded_the_norms(digits, tr
     adaptive = dict.fromkeys(("target_unclipped_quantile", "clipbound_learning_rate", "min_clipbound"), 0.5)
     options = {"clipping": "adaptive", "max_clipbound": 2.0, "unclipped_num_std": 10.0, **adaptive}
     private = make_private(trained_engine, digits, *model_and_optimizer(), noise_multiplier=1.0, **options)
-    with pytest.raises(ValueError, match="optimizer must clip to a constant norm, got AdaClipDPOptimizer"):
+    message = r"optimizer must clip to a constant norm, got AdaClipDPOptimizer.*noise_multiplier=0\.99627"
+    with pytest.raises(ValueError, match=message):
         DPSGD.from_opacus(trained_engine, private[1], sampling="poisson")
+
+
+@trains
+def test_adaptive_clipping_counts_what_was_not_clipped_without_centring_and_with_the_stated_noise(opacus, digits):
+    """The advice of the refusal: gradients differ by 1 over the effective noise, and the count by 1 over its own."""
+    adaptive = {"target_unclipped_quantile": 0.5, "clipbound_learning_rate": 1e-9, "min_clipbound": 0.1}
+    options = {"clipping": "adaptive", "max_clipbound": 2.0, "unclipped_num_std": 0.7, **adaptive}
+    engine = engine_of(opacus)
+    _, optimizer, _ = make_private(engine, digits, *model_and_optimizer(), noise_multiplier=1.0, **options)
+    noises, counts = [], []
+    for _ in range(60):
+        for p in optimizer.params:
+            p.grad_sample, p.summed_grad = p.new_zeros((3, *p.shape)), None
+        optimizer.step()
+        noises.append(
+            optimizer.params[0].grad.flatten().numpy() * optimizer.expected_batch_size / optimizer.max_grad_norm
+        )
+        counts.append(float(optimizer.unclipped_num))
+        optimizer.zero_grad()
+    gradients = np.std(np.concatenate(noises))
+    assert gradients**-2 == pytest.approx(1.0 - 0.25 * 0.7**-2, rel=0.02)
+    assert np.mean(counts) == pytest.approx(3.0, abs=4.0 * 0.7 / 60**0.5)  # three, and not three halves
+
+
+MODES = {
+    "without a wrapper": {"wrap_model": False},
+    "functorch": {"grad_sample_mode": "functorch"},
+    "ghost": {"grad_sample_mode": "ghost"},
+    "ghost without a wrapper": {"grad_sample_mode": "ghost", "wrap_model": False},
+}
+
+
+@trains
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("reader", ["own", "split", "bins", "DPDataLoader"])
+def test_every_way_to_compute_gradients_of_examples_gives_the_same_run(opacus, digits, mode, reader):
+    import torch
+
+    from lastiterate import balls_in_bins_loader
+
+    engine, (model, optimizer) = engine_of(opacus), model_and_optimizer()
+    given = loader_of(digits)
+    if reader == "bins":
+        given = balls_in_bins_loader(given)
+    if reader == "DPDataLoader":
+        given = opacus.data_loader.DPDataLoader.from_data_loader(given)
+    of_opacus = reader in ("own", "split")
+    private, optimizer, *criterion, loader = make_private(
+        engine, digits, model, optimizer, loader=given, poisson_sampling=of_opacus, noise_multiplier=1.2, **MODES[mode]
+    )
+    module = model if "wrap_model" in MODES[mode] else private
+    if reader == "split":
+        loader = opacus.utils.batch_memory_manager.wrap_data_loader(
+            data_loader=loader, max_batch_size=50, optimizer=optimizer
+        )
+    for images, labels in loader:
+        optimizer.zero_grad()
+        (criterion[0] if criterion else torch.nn.functional.cross_entropy)(module(images), labels).backward()
+        optimizer.step()
+    sampling = "balls-in-bins" if reader == "bins" else "poisson"
+    expected = DPSGD(10, 0.1, 1.2, sampling, clip_norm=0.7, optimizer=SGD(0.5 / 160))
+    assert DPSGD.from_opacus(engine, optimizer, loader) == expected
+
+
+def test_the_engine_of_adaptive_ghost_clipping_is_refused(opacus):
+    from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
+
+    with pytest.warns(UserWarning, match="Secure RNG turned off"):
+        engine = PrivacyEngineAdaptiveClipping()
+    engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    with pytest.raises(ValueError, match="privacy_engine must clip to a constant norm, got PrivacyEngineAdaptiveCl"):
+        DPSGD.from_opacus(engine, sampling="poisson")

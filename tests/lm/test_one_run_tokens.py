@@ -7,6 +7,7 @@ import torch
 import lastiterate as li
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.lm import OneRunTokens, TextProblem
+from lastiterate.lm.dp_sgd import TextTrainer
 from lastiterate.lm.fine_tuning import TextReferences
 from lastiterate.lm.text_problem import load
 from lastiterate.registry import ONE_RUN_METHODS
@@ -34,8 +35,16 @@ def test_a_score_answers_to_its_own_canary_alone(problem, score):
         assert np.abs(np.delete(scores, number)).max() < 0.01 * scores[number] + (1.0 if score == "rows" else 0.0)
 
 
-def test_an_audit_of_one_run(problem, tmp_path):
+def test_an_audit_of_one_run_trains_once(problem, tmp_path, monkeypatch):
+    trained, train = [], TextTrainer.train
+
+    def counting(*args):
+        trained.append(args)
+        return train(*args)
+
+    monkeypatch.setattr(TextTrainer, "train", counting)
     result = li.audit(RUN, problem, OneRunTokens(length=4), models=20, store=tmp_path / "one.sqlite", progress=False)
+    assert len(trained) == 1
     assert len(result.scores_in) + len(result.scores_out) == 20
     assert set(result.estimates) == {*ONE_RUN_METHODS}
     assert result.perplexity is not None

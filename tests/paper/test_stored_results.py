@@ -7,15 +7,15 @@ import pytest
 
 from lastiterate.auditing import load_evidence
 from lastiterate.auditing.evidence.estimates import Question
-from lastiterate.formatting import spell_down
+from lastiterate.formatting import spell_down, spell_up
 from lastiterate.paper.reproduce import table2
 from lastiterate.paper.reproduce.audited_figures import CONFIDENCE, DELTA, METHOD, row_of
 from lastiterate.plot.chart_file import save
-from tests.paper.reproduce.conftest import assert_shows
+from tests.paper.reproduce.conftest import values
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUESTION = Question(DELTA, CONFIDENCE, methods=[METHOD])
-HEAD = "| training | canary | steps | noise | guaranteed | predicted | found | models per world | signal | accuracy |\n"
+HEAD = "| scores | canary | steps | noise | guaranteed | predicted | found | models per world | signal | accuracy |\n"
 FILES = sorted((DOCS / "results").glob("*.sqlite"))
 
 
@@ -28,7 +28,7 @@ def line(path):
     """A line of the table, with a link to the scores."""
     found = row(path)
     cells = [f"[{found['training']}](results/{path.name})", found["canary"], f"{found['steps']:,}"]
-    cells += [f"{found['noise_multiplier']:.3f}", f"{found['composition']:.2f}", f"{found['last_iterate']:.2f}"]
+    cells += [f"{found['noise_multiplier']:.3f}", spell_up(found["composition"], 3), spell_up(found["last_iterate"], 3)]
     cells += [spell_down(found["empirical"], 3), str(found["models"]), f"{found['signal_fraction']:.0%}"]
     cells.append(f"{found['accuracy']:.1%}")
     return f"| {' | '.join(cells)} |"
@@ -54,11 +54,13 @@ def test_nothing_that_was_found_exceeds_the_prediction():
 
 
 def test_the_picture_of_batch_sizes_is_drawn_from_the_scores():
-    assert_shows(picture().to_dict()["hconcat"][0], batch_sizes(), "batch_size")
+    panel = picture().to_dict()["hconcat"][0]
+    assert panel["title"]["subtitle"] == "composition, up to 201, leaves the picture"
+    assert [each["epsilon"] for each in values(panel["layer"][1])] == [row["empirical"] for row in batch_sizes()]
 
 
 if __name__ == "__main__":
-    print(HEAD + "|---|" * 10)
+    print(HEAD + "|---" * 10 + "|")
     for each in FILES:
         print(line(each))
     save(picture(), DOCS / "pictures" / "cifar10-features.png")

@@ -129,6 +129,7 @@ def test_odd_audits_have_a_page(tmp_path, name):
     words = " ".join(read((tmp_path / "page.html").read_text()).words)
     assert result.headline in words
     assert result.reason in words
+    assert ("No limit on what an attacker can learn" in words) == (result.verdict == "violation")
     for method in result.estimates:
         assert METHODS[method].label in words
     assert "nan" not in words.split()

@@ -159,13 +159,20 @@ class Drift:
 
 def measure_drift(run: DPSGD, problem: Problem, references: References, models: int) -> Drift:
     """Train ``models`` models without a canary on the data, and the same models on no data."""
-    nothing = problem.without_examples()
     absent = GradientCanary(np.zeros(flatten_one(problem).size, np.float32))
     trained = flatten(references(run, problem, models=models)).astype(np.float64)
-    noise = flatten(references(run, nothing, absent, models=models)).astype(np.float64)
+    noise = flatten(references(run, problem.without_examples(), absent, models=models)).astype(np.float64)
+    return Drift(without_data(run, problem, references), trained - noise)
+
+
+def without_data(run: DPSGD, problem: Problem, references: References) -> FloatArray:
+    """Return the final parameters of a training without data and without noise."""
+    start = flatten_one(problem).astype(np.float64)
     if is_adam(run.optimizer):  # by symmetry, since Adam cannot run without noise; decay is decoupled or zero
-        start = flatten_one(problem).astype(np.float64) * run.optimizer.memory(run.mechanism)
-    else:
-        silent = run.replace(noise_multiplier=1e-30)
-        start = flatten(references(silent, nothing, absent, models=1)).astype(np.float64)[0]
-    return Drift(start, trained - noise)
+        return np.asarray(start * run.optimizer.memory(run.mechanism))
+    assert run.optimizer is not None
+    moves = run.optimizer.weight_decay or run.optimizer.averaging is not None
+    if not moves and problem.regulariser is None and problem.regulariser_gradient is None:
+        return start
+    absent, silent = GradientCanary(np.zeros(start.size, np.float32)), run.replace(noise_multiplier=1e-30)
+    return np.asarray(flatten(references(silent, problem.without_examples(), absent, models=1))[0], np.float64)

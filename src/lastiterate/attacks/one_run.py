@@ -16,13 +16,16 @@ import numpy as np
 from jaxtyping import PyTree
 
 from lastiterate.attacks.attack import ExpectedScores, Facts, LinearScores, References, Unknown, Words
-from lastiterate.attacks.gradient_space import measure_drift
+from lastiterate.attacks.gradient_space import measure_drift, without_data
 from lastiterate.attacks.input_space import _images, _losses_by_label
 from lastiterate.attacks.released_iterates import noise_unit
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import integer, number, one_of
+from lastiterate.optimizer import SGD
 from lastiterate.run import DPSGD
-from lastiterate.training.problem import Moment, Problem, flatten, is_trained, sizes_of
+from lastiterate.training.problem import Moment, Problem, flatten, flatten_one, is_trained, sizes_of
+
+_EPOCHS = 5.0  # at most a fifth of the examples that training takes are used to find quiet parameters
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,22 @@ class OneRun:
         canary: "gradient" (each canary is a Dirac gradient on one of the quietest parameters) or "mislabelled" (natural
             examples with wrong labels; an example that its coin excludes is removed from the data).
         norm: norm of a canary gradient before clipping, in clipping norms.
-        references: number of models without canaries that are trained first, to find quiet parameters and the scores
-            without canaries. These models are not counted.
+        references: number of models without canaries that are trained first, to find quiet parameters and to centre
+            scores. The default is 0: one run is one training. The natural gradients at the initial parameters show
+            the quiet parameters, and how far the data will move them.
         seed: chooses the mislabelled examples.
     """
 
     canary: Literal["gradient", "mislabelled"] = "gradient"
     norm: float = 10.0
-    references: int = 16
+    references: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         one_of("canary", self.canary, ("gradient", "mislabelled"))
         number("norm", self.norm, 0.0, open_low=True)
-        integer("references", self.references, 2)
+        if self.references != 0:
+            integer("references", self.references, 2)
         integer("seed", self.seed, 0)
 
     def most_canaries(self, problem: Problem) -> int:
@@ -58,11 +63,17 @@ class OneRun:
     def craft_many(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
         if self.canary == "mislabelled":
             return self._craft_mislabelled(run, problem, references, canaries)
-        drift = measure_drift(run, problem, references, self.references)
-        if canaries > drift.start.size:
-            raise ValueError(f"models must be at most {drift.start.size}, one canary a parameter, got {canaries}")
-        indices = np.sort(np.argsort(drift.movement, kind="stable")[:canaries])
-        return {"indices": indices.tolist(), "centres": (-drift.mean[indices]).tolist()}
+        parameters = sum(sizes_of(problem))
+        if canaries > parameters:
+            raise ValueError(f"models must be at most {parameters}, one canary a parameter, got {canaries}")
+        if self.references:
+            drift = measure_drift(run, problem, references, self.references)
+            movement, centre = drift.movement, drift.mean
+        else:
+            drift_ahead = _expected_drift(run, problem, references)
+            movement, centre = np.abs(drift_ahead), without_data(run, problem, references) + drift_ahead
+        indices = np.sort(np.argsort(movement, kind="stable")[:canaries])
+        return {"indices": indices.tolist(), "centres": (-centre[indices]).tolist()}
 
     def _craft_mislabelled(self, run: DPSGD, problem: Problem, references: References, canaries: int) -> Facts:
         images, labels = _images(problem)
@@ -72,9 +83,11 @@ class OneRun:
         generator = np.random.default_rng(self.seed)
         indices = np.sort(generator.permutation(len(images))[:canaries])
         wrong = (labels[indices] + generator.integers(1, classes, canaries)) % classes
-        without = references(run, self._without(problem, indices), models=self.references)
-        losses = _losses_by_label(problem, without, images[indices], classes)[np.arange(canaries), wrong]
-        return {"indices": indices.tolist(), "labels": wrong.tolist(), "centres": (-losses).tolist()}
+        centres = np.zeros(canaries)  # losses of one released model are compared with each other
+        if self.references:
+            without = references(run, self._without(problem, indices), models=self.references)
+            centres -= _losses_by_label(problem, without, images[indices], classes)[np.arange(canaries), wrong]
+        return {"indices": indices.tolist(), "labels": wrong.tolist(), "centres": centres.tolist()}
 
     def trained_problem(self, run: DPSGD, problem: Problem, facts: Facts, coins: BoolArray) -> Problem:
         """Return the problem with the canaries that the coins include."""
@@ -110,6 +123,19 @@ class OneRun:
     @staticmethod
     def _without(problem: Problem, indices: IntArray) -> Problem:
         return replace(problem, examples=tuple(np.delete(leaf, indices, axis=0) for leaf in problem.examples))
+
+
+def _expected_drift(run: DPSGD, problem: Problem, references: References) -> FloatArray:
+    """Return the movement of each parameter by natural gradients, if they stay as at the initial parameters.
+
+    The gradients are those of a Poisson sample, of the whole data if training has at least ``_EPOCHS`` epochs.
+    """
+    rate = min(1.0, run.epochs / _EPOCHS)
+    step = DPSGD(1, rate, 1e-30, clip_norm=run.clip_norm, optimizer=SGD(1.0))
+    plain = replace(problem, regulariser=None, regulariser_gradient=None)
+    moved = flatten(references(step, plain, models=1))[0].astype(np.float64) - flatten_one(problem)
+    uses = float(np.sum(run.effective_weights() * np.asarray(run.sample_rate) * np.ones(run.steps)))
+    return np.asarray(moved * uses / rate)
 
 
 def _with_gradients(problem: Problem, indices: IntArray, norm: float) -> Problem:

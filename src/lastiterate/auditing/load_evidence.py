@@ -32,7 +32,7 @@ from lastiterate.common.validation import shown, written_number
 from lastiterate.compare_analyses import run_fields
 from lastiterate.data.files import LINE, PARSED, BadFile, Location, as_path, find, most_bytes, too_large
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, printable, spell_down, spell_up
-from lastiterate.registry import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, kind_of_prediction
+from lastiterate.registry import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, VIOLATION, kind_of_prediction
 
 
 def evidence_in(store: MemoryStore) -> Evidence:
@@ -120,7 +120,7 @@ def card_of(store: Store, result: AuditResult) -> Fields:
         "delta": result.delta,
         **_guaranteed(result),
         **_predicted(result),
-        "risk": {"words": list(risk_sentences(run)), "at": [each.fields() for each in risks_of(run)]},
+        "risk": {"words": list(risk_words(result)), "at": [each.fields() for each in risks_of(run)]},
         "found": [_found(result, method) for method in result.estimates],
         **_power(result),
         "attack": printable(result.attack),
@@ -142,6 +142,12 @@ def card_of(store: Store, result: AuditResult) -> Fields:
         "digest": f"sha256:{store.digest()}",
         "terms": dict(TERMS),
     }
+
+
+def risk_words(result: AuditResult) -> tuple[str, ...]:
+    """Return sentences on the risk of a person: what the guarantee limits, unless the audit refuted the claim."""
+    refuted = ("This audit refuted the claim. No limit on what an attacker can learn about a person is known.",)
+    return refuted if result.verdict == VIOLATION else risk_sentences(result.run)
 
 
 def _guaranteed(result: AuditResult) -> Fields:

@@ -181,9 +181,11 @@ def _rehearse(
         some = ", ".join([*map(ascii, unseen[:8]), *(["..."] if unseen[8:] else [])])
         print_note(f"{len(unseen):,} tokens never occur in the data: {some} (--json lists all)")
     time = f"{plan.seconds:.0f} seconds" if plan.seconds < 100 else f"{plan.seconds / 60:.0f} minutes"
+    trained = "one model" if plan.models == 1 else f"{plan.models:,} models"
+    uncounted = f", {plan.reference_models:,} of them not counted" if plan.reference_models else ""
     print_note(
         f"{subject.words}: {describe(subject.run)}\n"
-        f"{plan.models:,} models of {subject.run.steps:,} steps, {plan.reference_models:,} of them not counted\n"
+        f"{trained} of {subject.run.steps:,} steps{uncounted}\n"
         f"about {time} and {plan.bytes / 2**30:.1f} GiB of memory here ({plan.basis})\n"
         "Dry run: nothing was trained to the end or saved."
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lastiterate.common.validation import shown
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import Location, as_path, kind
 from lastiterate.data.loaders import cifar10_place, digits, is_idx, load_cifar10, load_idx, load_npz
@@ -26,7 +25,7 @@ def load(path: Location, feature_norm: float | None = None) -> Dataset:
         return load_npz(source, feature_norm)
     if feature_norm is not None and (embedded or found):
         raise ValueError(
-            f"feature_norm is for features in an .npz file, got {shown(feature_norm)} with {source!r:.200}"
+            f"feature_norm is for features in an .npz file, got {feature_norm!r:.200} with {source!r:.200}"
         )
     if embedded:
         return digits()

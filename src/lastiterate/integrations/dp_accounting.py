@@ -38,6 +38,30 @@ _NEIGHBOURS: dict[NeighboringRelation, Neighbours] = {
 _Refusal: TypeAlias = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 
 
+def run_from_event(
+    event: dp_accounting.DpEvent, neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+) -> DPSGD:
+    """Return the run whose steps an event describes.
+
+    Besides the events of ``LastIterateAccountant``, truncated Poisson sampling is read, with or without
+    ``SelfComposedDpEvent`` around it. dp-accounting has no event for balls in bins, also called random allocation.
+    """
+    truncated = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", ())  # since 0.6
+    accountant = LastIterateAccountant(neighboring_relation)
+    inner, steps = instance("event", event, dp_accounting.DpEvent, "a DpEvent of dp-accounting"), 1
+    while isinstance(inner, dp_accounting.SelfComposedDpEvent):
+        inner, steps = inner.event, steps * integer("count", inner.count)
+    if not isinstance(inner, truncated):
+        accountant.compose(event)
+        return accountant.run
+    return DPSGD(
+        *(steps, inner.sampling_probability, inner.noise_multiplier, "truncated-poisson"),
+        neighbours=_NEIGHBOURS[neighboring_relation],
+        max_batch_size=inner.truncated_batch_size,
+        dataset_size=inner.dataset_size,
+    )
+
+
 class LastIterateAccountant(dp_accounting.PrivacyAccountant):  # type: ignore[misc]
     """The last-iterate heuristic as a ``dp_accounting.PrivacyAccountant``: a prediction, not a guarantee.
 

@@ -149,6 +149,11 @@ def run_from_opacus(
         raise ValueError(f"privacy_engine must be an Opacus PrivacyEngine, got {type(privacy_engine).__name__}")
     if not history:
         raise ValueError("privacy_engine has recorded no steps yet: train first, then describe the run")
+    if type(privacy_engine).__name__ == "PrivacyEngineAdaptiveClipping":
+        raise ValueError(
+            "privacy_engine must clip to a constant norm, got PrivacyEngineAdaptiveClipping: it counts unclipped "
+            "gradients with noise that depends on the drawn batch, and no analysis supports that"
+        )
     if sampling is not None:
         one_of("sampling", sampling, get_args(Sampling))
     recorded = history_from_opacus(history).run()
@@ -295,9 +300,13 @@ def _with_optimizer(run: DPSGD, optimizer: Foreign, drawn: Drawn | None, describ
             "optimizer knows the batch size by which sums of gradients are divided"
         )
     if hasattr(optimizer, "clipbound_learning_rate"):
+        # The gradients' noise is that of Opacus; the count of unclipped gradients is not centred, so it differs by 1.
+        noise = (optimizer.noise_multiplier**-2 + 0.75 * optimizer.unclipped_num_std**-2) ** -0.5
         raise ValueError(
             f"optimizer must clip to a constant norm, got {type(optimizer).__name__}: the weight of a step would "
-            "depend on a clipping norm that Opacus does not record"
+            "depend on a clipping norm that Opacus does not record, and the count of unclipped gradients is a second "
+            f"query. For composition alone, describe the run with noise_multiplier={noise:.6g}, which counts both, and "
+            "neighbours='zero-out', because the size of the drawn batch is used without noise"
         )
     run = run.replace(optimizer=described, clip_norm=float(optimizer.max_grad_norm))
     if optimizer.loss_reduction == "sum":

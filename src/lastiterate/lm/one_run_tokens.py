@@ -33,19 +33,21 @@ class OneRunTokens:
         score: "gradient" (all trained parameters; keeps a gradient for each canary in memory) or "rows" (the rows of
             the canaries' tokens in the embeddings).
         length: length of each canary, in tokens.
-        references: number of models without canaries that are trained first. They do not count as trials.
+        references: number of models without canaries that are trained first, to centre the scores. The default is 0:
+            one run is one training, and the scores of canaries that are left out are the centre.
         seed: seed for the choice of tokens.
     """
 
     score: Where = "gradient"
     length: int = 16
-    references: int = 8
+    references: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         one_of("score", self.score, get_args(Where))
         integer("length", self.length, 2)
-        integer("references", self.references, 2)
+        if self.references != 0:
+            integer("references", self.references, 2)
         integer("seed", self.seed, 0)
 
     def most_canaries(self, problem: TextProblem) -> int:
@@ -64,8 +66,10 @@ class OneRunTokens:
         tokens = np.random.default_rng(self.seed).permutation(unseen)[:canaries]
         sequences = [[int(token)] * self.length for token in tokens]
         armed = ArmedTexts(run, problem, sequences, self.score, np.zeros(canaries))
-        centres = np.mean(references(run, problem, armed.scores, models=self.references), axis=0).tolist()
-        return {"protected": problem.unit, "canaries": sequences, "centres": centres, "signal": armed.signal}
+        centres = np.zeros(canaries)
+        if self.references:
+            centres = np.mean(references(run, problem, armed.scores, models=self.references), axis=0)
+        return {"protected": problem.unit, "canaries": sequences, "centres": centres.tolist(), "signal": armed.signal}
 
     def arm(self, run: DPSGD, problem: TextProblem, facts: Facts) -> ArmedTexts:
         return ArmedTexts(run, problem, facts["canaries"], self.score, np.array(facts["centres"]))
@@ -78,11 +82,13 @@ class OneRunTokens:
         where = "the whole of its gradient" if self.score == "gradient" else "its token's rows of the embeddings"
         what = f"one run: {count} canaries, each a token that never occurs in the data, {self.length} times"
         score = f"displacement along {where}, without the part that it shares with other canaries"
-        caveats = (
+        caveats: tuple[str, ...] = (
             protected(facts["protected"]),
             f"One model is trained with about half of {count} canaries, which makes it less useful.",
-            f"{self.references} models without canaries were trained to centre the scores; they are not counted.",
         )
+        if self.references:
+            trained = f"{self.references} models without canaries were trained to centre the scores"
+            caveats += (f"{trained}; they are not counted.",)
         return Words(f"{what}; score: {score}", "standard deviations of the noise", caveats)
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lastiterate.common.atomic_write import check_writable, write_whole
 from lastiterate.common.errors import not_installed
-from lastiterate.common.validation import shown
 from lastiterate.plot.page_assets import for_script, harmless, keep_scripts, kept_scripts
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def check_target(path: Path) -> None:
     """Raise an error if the picture could not be drawn or written later."""
     if path.suffix[1:].lower() not in FORMATS:
         kinds = ", ".join(f".{kind}" for kind in FORMATS)
-        raise ValueError(f"the plot's file must end in {kinds}, got {shown(str(path))}")
+        raise ValueError(f"the plot's file must end in {kinds}, got {str(path)!r:.200}")
     if sentence := missing_libraries():
         raise ValueError(sentence)
     time_limit()

@@ -44,7 +44,7 @@ def histogram_panel(result: AuditResult, width: int, height: int) -> alt.LayerCh
     bars = [row for world in WORLDS for row in _bars(world, scores[world], edges)]
     predicted = _predicted(result, low, high)
     top = 1.14 * max([number_in(row, "density") for row in bars + predicted], default=1.0)
-    unit = textwrap.wrap(f"score ({result.score_unit})", width // 8)
+    unit = textwrap.wrap(f"score ({result.score_unit})".replace("score (score)", "score"), width // 8)
     ticks = alt.Axis(tickCount=width // 60, labelOverlap=True)
     x = alt.X("low:Q", title=unit, scale=alt.Scale(domain=[low, high], nice=False, zero=False), axis=ticks)
     y = alt.Y("density:Q", title="density", scale=alt.Scale(domain=[0.0, top], nice=False), axis=alt.Axis(tickCount=5))

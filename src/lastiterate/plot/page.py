@@ -10,10 +10,9 @@ from pathlib import Path
 from lastiterate.auditing.evidence.audit_result import AuditResult, advice_on, quote_of, three_numbers
 from lastiterate.auditing.evidence.estimate import Estimate
 from lastiterate.auditing.evidence.forecast import CHANCE
-from lastiterate.citation import risk_sentences
+from lastiterate.auditing.load_evidence import risk_words
 from lastiterate.common.atomic_write import write_whole
 from lastiterate.common.errors import BadArgument
-from lastiterate.common.validation import shown
 from lastiterate.formatting import caveat_of, describe, per_cent, spell, spell_exact, spell_up
 from lastiterate.plot.audit_charts import PageChart, page_charts
 from lastiterate.plot.chart_file import check_target, render, scripts
@@ -27,7 +26,7 @@ _WIDE, _NARROW = 446, 330  # width of a picture in pixels, on a desktop (two sid
 def write_page(result: AuditResult, path: Path) -> None:
     """Write the page atomically. The file's name must end in .html."""
     if path.suffix.lower() != ".html":
-        raise BadArgument("path", f"must end in .html, got {shown(str(path))}")
+        raise BadArgument("path", f"must end in .html, got {str(path)!r:.200}")
     check_target(path)
     write_whole(path, _page(result).encode(), "page")
 
@@ -37,9 +36,8 @@ def parts_of(result: AuditResult) -> dict[str, str]:
     limits = "".join(f"<li>{escape(sentence)}</li>" for sentence in caveats(result))
     advice = f'<p class="advice"><strong>May I sign?</strong> {escape(advice_on(result))}</p>'
     verdict = verdict_box(result.verdict, result.headline, result.strength.words, result.reason) + advice
-    risk = "".join(f'<p class="risk">{escape(each)}</p>' for each in risk_sentences(result.run))
-    strength = result.strength
-    bar = strength_bar(strength.caught, strength.words, per_cent(CHANCE))
+    risk = "".join(f'<p class="risk">{escape(each)}</p>' for each in risk_words(result))
+    bar = strength_bar(result.strength.caught, result.strength.words, per_cent(CHANCE))
     return {
         "answer": verdict + tiles(three_numbers(result), spell_exact(result.delta)) + risk + bar,
         "quote": _section("To quote", f'<blockquote id="quote">{escape(quote_of(result))}</blockquote>'),
@@ -119,17 +117,9 @@ def _estimates(result: AuditResult) -> str:
     if not result.estimates:
         return "<p>Nothing has been estimated yet.</p>"
     one_run = result.is_one_run
-    columns = [
-        "method",
-        "epsilon",
-        "confidence" if one_run else "confidence (joint over both error rates)",
-        "canaries in and out" if one_run else "models per world",
-        "false positives",
-        "false negatives",
-        "largest epsilon possible",
-        "threshold",
-        "how it was chosen",
-    ]
+    columns = ["method", "epsilon", "confidence" if one_run else "confidence (joint over both error rates)"]
+    columns += ["canaries in and out" if one_run else "models per world", "false positives", "false negatives"]
+    columns += ["largest epsilon possible", "threshold", "how it was chosen"]
     rows = [
         [
             METHODS[method].label,

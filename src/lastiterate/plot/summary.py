@@ -101,11 +101,15 @@ def _facts(card: Fields, *, brief: bool = False) -> Facts:
 def _origins(card: Fields) -> Facts:
     versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
     return [
-        ("audited", [f"{card['audited'] or 'date not known'}; summarised {card['summarised']}"]),
+        ("audited", [f"{_date(card['audited'] or 'date not known')}; summarised {_date(card['summarised'])}"]),
         ("versions", [versions or "not known"]),
         ("seed", ["not known" if card["seed"] is None else str(card["seed"])]),
         ("store", [f"{card['store']}, {card['digest']}"]),
     ]
+
+
+def _date(text: str) -> str:
+    return f"{text[:16].replace('T', ' ')} UTC" if text.endswith("+00:00") else text
 
 
 def _words(card: Fields, name: str) -> str:

@@ -246,7 +246,7 @@ def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
     model = problem.parameters.model if isinstance(problem.parameters, Scaled) else problem.parameters
     if problem.loss is cross_entropy and isinstance(model, Dense):
         largest = math.hypot(most, 1.0)  # norm of features and bias
-        if run.clip_norm < math.sqrt(2.0) * largest:
+        if run.clip_norm * (1.0 + 1e-12) < math.sqrt(2.0) * largest:  # sqrt(2)^2 is above 2 by rounding
             raise ValueError(
                 f"clip_norm must be at least sqrt(2) times the largest norm of features and bias, "
                 f"{math.sqrt(2.0) * largest:.6g}, with softmax, got {run.clip_norm!r}: clipped gradients of softmax "

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from lastiterate.auditing.evidence.audit_result import KeyNumber, key_numbers
-from lastiterate.citation import sentence
+from lastiterate.citation import risk_sentences, sentence
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import JsonObject, Row
 from lastiterate.common.validation import number, written_number
@@ -106,9 +106,10 @@ def lines(reader: Reader, texts: Mapping[str, str], part: Part) -> JsonObject:
 
 
 def quoted(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
-    """Return a sentence that cites the result."""
+    """Return a sentence that cites the result, and the sentences on risk for each baseline."""
     run, delta, given = _question(reader, texts)
-    return {"sentence": sentence(run, delta, reader.curves(given))}
+    risk = [risk_sentences(run, lucky_guesses=each) for each in BASELINES]
+    return {"sentence": sentence(run, delta, reader.curves(given)), "risk": risk}
 
 
 def noise(reader: Reader, texts: Mapping[str, str]) -> JsonObject:
@@ -196,8 +197,8 @@ def _advice(guarantee: Answer, delta: float) -> str:
         return f"There is no guarantee to promise: {guarantee.reason}."
     return (
         f"You may promise epsilon {spell_up(guarantee.value, 3)} at delta {spell_exact(delta)}, if training does what "
-        "this form says. Nothing has tested that: lastiterate check compares the code with it, and lastiterate audit "
-        "attacks trained models. Never promise the prediction."
+        "this form says. This is not tested yet. The command lastiterate check compares your code with this form, and "
+        "lastiterate audit attacks trained models. Never promise the prediction."
     )
 
 

@@ -59,7 +59,7 @@ FIELDS = (
         "steps", "steps", "data", "updates of the model", "5859", low=1, high=1e6, is_whole=True,
         needs=("length", ("steps",)),
     ),
-    Field("sampling", "batches are drawn", "data", "poisson: every example with the same chance in every step",
+    Field("sampling", "batches are drawn", "data", "as your data loader does it; most loaders shuffle",
         "poisson", choices=get_args(Sampling)),
     Field(
         "last_batch", "smaller last batch", "data", "what happens to the rest of an epoch", "keep",

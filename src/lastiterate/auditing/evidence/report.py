@@ -208,7 +208,7 @@ def _limits(found: dict[str, Estimate], heuristic: float | None, predictions: di
         most = each.largest if METHODS[method].is_assumption_free else None
         if most is not None and heuristic is not None and most < heuristic:
             sentences.append(
-                f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell_up(most, 4)} for any "
+                f"{each.models_in:,} and {each.models_out:,} scores show at most epsilon {spell_up(most, 3)} for any "
                 f"mechanism. This is below the heuristic's {spell_up(heuristic, 4)}, so this bound cannot refute the "
                 "heuristic."
             )

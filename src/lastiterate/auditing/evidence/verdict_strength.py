@@ -281,15 +281,15 @@ def _caught(audit: Forecast, claim: Claim, factor: float, fault: float, chance: 
 
 
 def _words(is_run: bool, is_own: bool, base: DPSGD, caught: float | None, units: float, delta: float) -> str:
-    sure = f"({per_cent(CHANCE)}"
+    sure = f"with probability {per_cent(CHANCE)}"
     verb = "would not have caught even" if caught is None else "would have caught"
     if is_run:
         condition = ", if the noise of training moves the scores as linear losses predict" if is_own else ""
         noise = f"{spell(_LEAST)} of the declared noise"
         if caught is not None:
             noise = f"noise below {spell_down(caught, 2)} of what is declared"
-        return f"This audit {verb} {noise} {sure}){condition}."
+        return f"This audit {verb} {noise}, {sure}{condition}."
     delta = max(delta, _LEAST_DELTA)
     leak = base.replace(noise_multiplier=base.noise_multiplier * (_LEAST if caught is None else caught) / units)
     shown = f"{'of' if caught is None else 'above'} {spell_up(last_iterate(leak).epsilon(delta), 2)}"
-    return f"This audit {verb} an epsilon {shown} {sure}, for a Gaussian mechanism at delta {spell(delta)})."
+    return f"This audit {verb} an epsilon {shown}, {sure}, for a Gaussian mechanism at delta {spell(delta)}."

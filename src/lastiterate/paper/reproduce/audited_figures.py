@@ -189,7 +189,8 @@ def by_batch_size(title: str, rows: list[Row], quality: str = "accuracy") -> alt
     batches = sorted(number_in(row, "batch_size") for row in rows)
     scale = alt.Scale(type="log", domain=[batches[0] / 1.2, batches[-1] * 1.2], nice=False)
     x = alt.X("batch_size:Q", title="batch size (log scale)", scale=scale, axis=alt.Axis(values=batches, format=",~r"))
-    y = style.epsilon_y(DELTA, between=(0.0, _ABOVE * _top(rows, (*_LINES, "empirical"))))
+    top_epsilon, cut = _top_in_picture(rows)
+    y = style.epsilon_y(DELTA, between=(0.0, _ABOVE * top_epsilon))
     epsilons = layered(_lines(rows, x, y, points=True), _points(rows, x, y, None))
     if quality == "accuracy":
         words, top, axis = "test accuracy", 1.0, alt.Axis(format="%", tickCount=6)
@@ -203,7 +204,7 @@ def by_batch_size(title: str, rows: list[Row], quality: str = "accuracy") -> alt
     texts = numbers.mark_text(dy=18, fontSize=13).encode(x=x, y=good, text="text:N")
     size = {"width": 380, "height": 300}
     both = alt.hconcat(
-        epsilons.properties(title="Privacy", **size),
+        epsilons.properties(title=alt.TitleParams("Privacy", subtitle=cut) if cut else "Privacy", **size),
         layered(points, texts).properties(title=quality.capitalize(), **size),
         spacing=40,
     )
@@ -212,16 +213,23 @@ def by_batch_size(title: str, rows: list[Row], quality: str = "accuracy") -> alt
 
 def _panel(panel: Panel, attacks: dict[str, str] | None) -> alt.LayerChart:
     steps = [number_in(row, "steps") for row in panel.rows]
-    near, far = _top(panel.rows, ("last_iterate", "empirical")), _top(panel.rows, ("composition",))
-    words = panel.parameters
-    if far > _TALLEST * near:
-        beyond = [number_in(row, "composition") for row in panel.rows]
-        words += f"; composition, {spell_up(min(beyond), 3)} to {spell_up(max(beyond), 3)}, is above the picture"
+    top, cut = _top_in_picture(panel.rows)
     x = style.log_x("steps", "steps T (log scale)", min(steps) / 1.15, max(steps) * 1.15)
-    top = near if far > _TALLEST * near else max(near, far)
     y = style.epsilon_y(DELTA, between=(0.0, _ABOVE * top))
     layers = layered(_lines(panel.rows, x, y), _points(panel.rows, x, y, attacks))
+    words = "; ".join(filter(None, (panel.parameters, cut)))
     return layers.properties(width=400, height=300, title=alt.TitleParams(panel.title, subtitle=words))
+
+
+def _top_in_picture(rows: list[Row]) -> tuple[float, str]:
+    """Return the highest epsilon that is drawn. If composition is cut off, also return the sentence on it."""
+    near, standard = _top(rows, ("last_iterate", "empirical")), [number_in(row, "composition") for row in rows]
+    low, high = min(standard), max(standard)
+    if high <= _TALLEST * near:
+        return max(near, high), ""
+    if low > _TALLEST * near:
+        return near, f"composition, {spell_up(low, 3)} to {spell_up(high, 3)}, is above the picture"
+    return _TALLEST * near, f"composition, up to {spell_up(high, 3)}, leaves the picture"
 
 
 def _lines(rows: list[Row], x: alt.X, y: alt.Y, points: bool = False) -> alt.Chart:

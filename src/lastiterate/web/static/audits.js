@@ -53,7 +53,7 @@ function progress(row) {
 const COLUMNS = [
   ["audit", (row) => titleOf(row).toLowerCase()], ["verdict", (row) => ["violation", "above heuristic", "inconclusive", "consistent"].indexOf(row.verdict)],
   ["strength", (row) => -(row.caught ?? -1)], ["guaranteed", (row) => -(number(row, "guarantee")?.epsilon ?? -1)], ["predicted", (row) => -(number(row, "prediction")?.epsilon ?? -1)],
-  ["found", (row) => -(number(row, "found")?.epsilon ?? -1)], ["progress", (row) => (row.planned ? row.done / row.planned : 0)], ["date", (row) => -Date.parse(row.created || 0) || 0],
+  ["found", (row) => -(number(row, "found")?.epsilon ?? -1)], ["progress", (row) => (row.planned ? row.done / row.planned : 0)], ["date", (row) => -(Date.parse(row.created || 0) || 1000 * row.changed)],
 ];
 const order = {by: "date", down: 1};
 const made = new Map(); // rows on the page, by store
@@ -174,7 +174,7 @@ function head(read) {
   newest = row;
   byId("title").textContent = titleOf(row);
   document.title = `${titleOf(row)} · lastiterate`;
-  byId("about-run").textContent = row.run ? [row.owner && `Owner: ${row.owner}. `, `${row.data}: ${row.run}. ${row.attack}`].filter(Boolean).join("") : "";
+  byId("about-run").textContent = row.run ? [row.owner && `Owner: ${row.owner}`, `${row.data}: ${row.run}`, `Attack: ${row.attack}`].filter(Boolean).join("\n") : "";
   byId("notes").textContent = row.notes ? `Notes: ${row.notes}` : "";
   byId("notes").hidden = !row.notes;
   if (!row.planned) { byId("progress").replaceChildren(row.error ?? STATES[row.state]); return; }

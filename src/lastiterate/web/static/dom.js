@@ -26,11 +26,8 @@ export function spellUp(value, digits = 4) {
   return spell(rounded < Number(value) ? rounded + unit : rounded, digits);
 }
 
-// A chance in per cent, rounded up; "100%" only if nothing is ruled out.
-export function percentUp(value) {
-  const percent = 100 * value;
-  return percent > 99.9 ? (percent >= 100 - 1e-9 ? "100%" : "almost 100%") : `${spellUp(percent, 3)}%`;
-}
+// A chance in per cent, rounded up.
+export const percentUp = (value) => `${spellUp(100 * value, 3)}%`;
 
 // Bars in rows: a label, a bar from 0 to 1, and a number, each in its own column.
 export function bars(place, rows) {

@@ -20,6 +20,7 @@ let lines = {quick: null, slow: null, convex: null};
 let baseline = 0.1; // chance of an attacker without the model
 const ERROR = 1e-6; // above the largest numerical error of a risk
 let current = null; // the newest answer
+let spoken = null; // sentences on the run: one to quote, and those on risk at each baseline
 
 const form = new Form(description, byId("fields"), byId("advanced-fields"), changed);
 const comparison = new Comparison(form, () => { remember(); });
@@ -93,10 +94,14 @@ function askTheRest(asked) {
   askAlso("sampling", "/api/lines/sampling", texts, samplings, (error) => byId("samplings").replaceChildren(make("p", {className: "soft"}, form.inWords(error.message))));
   searchNoise();
   searchPlan();
-  const place = byId("sentence");
-  place.classList.add("stale");
-  askAlso("sentence", "/api/sentence", texts, (found) => { place.textContent = found.sentence; place.classList.remove("stale"); },
-    (error) => { place.textContent = form.inWords(error.message); });
+  const places = ["sentence", "risk-words", "members-words"].map(byId);
+  for (const place of places) place.classList.add("stale");
+  askAlso("sentence", "/api/sentence", texts, (found) => {
+    spoken = found;
+    byId("sentence").textContent = found.sentence;
+    for (const place of places) place.classList.remove("stale");
+    risks();
+  }, (error) => { byId("sentence").textContent = form.inWords(error.message); });
 }
 
 // --- showing
@@ -158,14 +163,16 @@ function risks() {
   byId("baseline-text").textContent = percentUp(baseline);
   byId("baseline").setAttribute("aria-valuetext", percentUp(baseline));
   const waiting = shown.slow !== shown.answer ? "…" : "no guarantee";
-  const at = (map, place, words) => (map.has(place) ? percentUp(Math.min(1, map.get(place) + ERROR)) : words);
+  const most = (map, place) => `at most ${percentUp(Math.min(1, map.get(place) + ERROR))}`.replace("at most 100%", "no limit");
+  const at = (map, place, words) => (map.has(place) ? most(map, place) : words);
   bars(byId("risks"), [
     {label: "without the model", kind: "baseline", part: baseline, text: percentUp(baseline)},
-    {label: "guaranteed: at most", kind: "guarantee", part: guaranteed.get(baseline) ?? 0, text: at(guaranteed, baseline, waiting)},
-    {label: "predicted: at most", kind: "prediction", part: predicted.get(baseline) ?? 0, text: at(predicted, baseline, "…")},
+    {label: "guaranteed", kind: "guarantee", part: guaranteed.get(baseline) ?? 0, text: at(guaranteed, baseline, waiting)},
+    {label: "predicted", kind: "prediction", part: predicted.get(baseline) ?? 0, text: at(predicted, baseline, "…")},
   ]);
-  byId("risk-words").textContent = `An attacker who guesses a person's secret with probability ${percentUp(baseline)} from a model trained without that person guesses it with probability at most ${at(guaranteed, baseline, waiting)} from this one (predicted: at most ${at(predicted, baseline, "…")}).`;
-  byId("members-words").textContent = `An attacker who accepts 1% false alarms (people outside the data) finds at most ${at(guaranteed, 0.01, waiting)} of the people in the data (predicted: at most ${at(predicted, 0.01, "…")}).`;
+  const [members, secret] = spoken?.risk[Number(byId("baseline").value)] ?? ["…", "…"];
+  byId("risk-words").textContent = secret;
+  byId("members-words").textContent = members;
 }
 
 // --- sampling: the same run with batches drawn in other ways

@@ -40,7 +40,7 @@ export function overNoise(looks, labels, delta) {
     layer: [
       {data: {name: "here"}, mark: {type: "rule", strokeWidth: 1.2, color: dark ? "#cfcfcf" : "#555"}, encoding: {x: q("noise")}},
       {data: {name: "target"}, mark: {type: "rule", strokeWidth: 1.2, strokeDash: [4, 3], color: dark ? "#cfcfcf" : "#555"}, encoding: {y: q("epsilon")}},
-      {data: {name: "target"}, mark: {type: "text", align: "right", baseline: "bottom", dy: -3, fontSize: 12}, encoding: {y: q("epsilon"), x: {value: {expr: "width - 4"}}, text: {field: "text"}}},
+      {data: {name: "target"}, mark: {type: "text", align: "left", baseline: "top", dy: 3, fontSize: 12}, encoding: {y: q("epsilon"), x: {value: 4}, text: {field: "text"}}},
       {data: {name: "rows"}, mark: line, encoding: {x: q("noise", "noise multiplier (log scale)", LOG), y: q("epsilon", `epsilon at delta ${delta} (log scale)`, LOG), ...lookOf(looks, labels, dark)}},
       {data: {name: "rows"}, mark: dots, encoding: {x: q("noise"), y: q("epsilon"), tooltip: tooltip("noise", "noise", "epsilon", "epsilon")}},
     ],
