@@ -28,7 +28,7 @@ from lastiterate.attacks.released_iterates import (
     sample_released_scores,
     score_unit,
 )
-from lastiterate.common.types import FloatArray
+from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.common.validation import one_of
 from lastiterate.features import ADAM, GROUPS, RELEASES, REPLACEMENT, SEPARATION, Support
 from lastiterate.privacy.mixtures.law import law_of
@@ -72,6 +72,10 @@ class Adversarial(BringsProblem):
             seen = {**facts, "centres": [0.0] * run.release_count, "spread": 1.0, "signal": 1.0}
             return armed_for_releases(run, setting, canary, np.ones(1), seen)
         return Armed(setting, canary, LinearScore(np.ones(1), 0.0, noise_unit(run)))
+
+    def sample(self, run: DPSGD, present: BoolArray, generator: np.random.Generator) -> FloatArray:
+        """Draw scores of models with and without the canary from their exact distribution, without training."""
+        return sample_scores(run, present, generator)
 
     def expected(self, facts: Facts) -> ExpectedScores:
         return LikelihoodRatio(released=True) if "releases" in facts else LinearScores()
