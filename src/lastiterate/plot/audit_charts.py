@@ -1,5 +1,7 @@
 """Charts of an audit: scores, errors and epsilons in one picture, and separately for web pages."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

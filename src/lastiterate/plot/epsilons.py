@@ -1,5 +1,7 @@
 """Charts of epsilons: predictions, lower bounds and limits of one audit, and a comparison of several audits."""
 
+from __future__ import annotations
+
 import math
 import textwrap
 from collections.abc import Sequence

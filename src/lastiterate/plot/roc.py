@@ -1,5 +1,7 @@
 """Charts of an audit's errors: trade-off curves with confidence band, bound by number of models, and waterfall."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -3,6 +3,8 @@
 The paper states delta = 1e-6 and which quantities each panel keeps constant, but not their values. The values are ours.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

@@ -4,6 +4,8 @@ The noise gives a standard epsilon of 8 at every number of steps. No model is tr
 their known distribution. Both scales draw as many last iterates as the paper.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 import lastiterate as li

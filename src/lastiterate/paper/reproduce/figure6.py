@@ -4,6 +4,8 @@ The noise gives a standard epsilon of 8 at every number of steps, so composition
 its one-bit encoding. We add the exact epsilon of that encoding, and a linear encoding, which loses no information.
 """
 
+from __future__ import annotations
+
 from typing import get_args
 
 import lastiterate as li
