@@ -155,22 +155,24 @@ def mu_sentence(run: DPSGD) -> str:
     return f"Mu of Gaussian DP, {on}: {guarantee} (predicted: {prediction})."
 
 
-def risk_sentences(run: DPSGD) -> tuple[str, ...]:
+def risk_sentences(
+    run: DPSGD, false_alarms: float = FALSE_ALARMS, lucky_guesses: float = LUCKY_GUESSES
+) -> tuple[str, ...]:
     """Return two sentences on what an attacker can learn about a person: the guarantee, and then the prediction.
 
-    The first sentence is about membership, the second about a secret in the person's data. Risks are rounded
-    up. Without a guarantee and a prediction, the result is empty.
+    The first sentence is about membership, the second about a secret in the person's data. The arguments are the two
+    baselines. Risks are rounded up. Without a guarantee and a prediction, the result is empty.
     """
-    member, secret = risk_of(run, FALSE_ALARMS), risk_of(run, LUCKY_GUESSES)
+    member, secret = risk_of(run, false_alarms), risk_of(run, lucky_guesses)
     if member.guarantee.value is None and member.prediction.value is None:
         return ()
     without = "trained on someone else instead of" if run.neighbours == "replace" else "trained without"
     these = "from this one" if run.release_count == 1 else "from the released ones"
     most = f"at most {run.group_size:,} examples" if run.group_size > 1 else "one example"
     return (
-        f"An attacker who accepts {per_cent(FALSE_ALARMS)} false alarms (people outside the data) "
+        f"An attacker who accepts {per_cent(false_alarms)} false alarms (people outside the data) "
         f"{_succeeds(run, member, 'finds', 'find', 'of the people in the data')}.",
-        f"An attacker who guesses a person's secret with probability {per_cent(LUCKY_GUESSES)} from a model {without} "
+        f"An attacker who guesses a person's secret with probability {per_cent(lucky_guesses)} from a model {without} "
         f"that person {_succeeds(run, secret, 'guesses it with probability', 'guess it with probability', these)}. "
         f"Both sentences are for people with {most} in the data.",
     )
