@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import lastiterate as li
 from lastiterate.cli.app import app
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -97,3 +98,20 @@ def test_features_made_from_images_are_data_for_an_audit(tmp_path, monkeypatch, 
     found = load("features.npz", 3.0)
     assert (found.x_train.shape, found.x_train.dtype) == ((30, 80), np.uint8)
     assert 0 < found.x_train.max() < 255
+
+
+def test_the_table_of_the_ranking_follows_from_its_scores_and_these_from_their_seeds():
+    example, docs = runpy.run_path(str(EXAMPLES / "does_it_rank.py")), EXAMPLES.parent / "docs"
+    scores = docs / "results" / "ranking.csv"
+    page = (docs / "ranking.md").read_text(encoding="utf-8").splitlines()
+    runs, inside, outside = example["read"](scores, "linear", "perfect")
+    assert len(runs) == 20
+    for number, setting in enumerate(example["draw_settings"]()):
+        row = example["audit_one"](number, setting, "linear", "perfect", None)
+        assert [float(score) for score in row["in"].split()] == list(inside[number])
+        assert [float(score) for score in row["out"].split()] == list(outside[number])
+        assert runs[number] == example["run_of"](setting)
+    assert float(li.composition(runs[0]).epsilon(1e-5)) == pytest.approx(8.0, rel=1e-6)
+    table = example["table_of"](scores, "linear", "perfect")
+    assert [line for line in page if line.startswith("| heuristic")] == table[:3]
+    assert table == [line for line in page if line in table]

@@ -119,7 +119,7 @@ def test_members_that_are_nothing_like_the_others_are_refused():
 def test_the_result_says_what_it_rests_on():
     result = li.zero_run(*drawn(0, 4000, 2.0), odds=1.2)
     assert "no test can confirm" in str(result)
-    assert "within a factor of 1.2 of the modelled odds" in result.rests_on[1]
+    assert "within a factor of 1.2 of the modelled ones" in result.rests_on[1]
     assert str(li.zero_run(*drawn(0, 6000, square=0.7))).startswith("No bound: the propensity model")
 
 
@@ -128,6 +128,7 @@ def test_the_result_says_what_it_rests_on():
     [
         ("scores_in", lambda world: [world[0][:5], world[1], world[2][:5], world[3]]),
         ("scores_out", lambda world: [world[0], world[1] + math.inf, *world[2:]]),
+        ("scores_out", lambda world: [world[0], [[1.0], [1.0, 2.0]], *world[2:]]),
         ("features_in", lambda world: [world[0], world[1], world[2][:-1], world[3]]),
         ("features_out", lambda world: [*world[:3], world[3][:, :1]]),
         ("features_out", lambda world: [*world[:3], [["young"]] * len(world[3])]),

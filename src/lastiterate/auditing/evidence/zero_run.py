@@ -1,10 +1,9 @@
 """A lower bound on epsilon for a model that exists: scores of known members and of known non-members.
 
-Members and non-members often differ, for instance in time or source, and scores may show this shift instead of leakage.
-A propensity model estimates the odds of membership from features that the user gives. Cebere, Even, Bleistein and
-Bellet (2026), arXiv 2605.14591, name the task. The bound is derived in docs/method.md: if memberships are independent
-coins given the features, scores under (epsilon, delta)-DP multiply the odds of each coin by at most e^epsilon, apart
-from an excess that depends on delta. A factor by which the modelled odds may be wrong adds its logarithm to epsilon.
+Scores may show how members and non-members differ, instead of leakage. A propensity model estimates the odds of
+membership from features that the user gives. Cebere et al. (2026), arXiv 2605.14591, name the task. If memberships are
+independent coins given the features, scores under (epsilon, delta)-DP multiply the odds of each coin by at most
+e^epsilon, apart from an excess that depends on delta: docs/method.md has the proof.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ class ZeroRun:
         refusal: the reason why the result is refused, or an empty text.
         unadjusted: the result without features. It is no bound if members and non-members differ.
         explaining_odds: the odds factor that explains the scores without any leakage.
-        delta, confidence, odds: as in ``zero_run``.
         compared: number of examples that were not used for fitting and have a propensity in [0.1, 0.9].
-        guesses, right: numbers of guesses and of right guesses.
-        expected: number of right guesses that the propensity model expects without leakage.
+        guesses, right, expected: numbers of guesses, of right ones, and of right ones expected without leakage.
         calibration: p-value of the test of whether the propensity model predicts membership.
         placebo: the bound among non-members, with their first half in the place of members. It must be 0.
         rests_on: the assumptions, in sentences.
@@ -128,45 +125,35 @@ def zero_run(
     calibration = found.calibration()
     refusal = _refusal(found, placebo, calibration, hidden)
     within = (
-        "those of the propensity model" if odds == 1.0 else f"within a factor of {spell(odds)} of the modelled odds"
+        "those of the propensity model" if odds == 1.0 else f"within a factor of {spell(odds)} of the modelled ones"
     )
-    return ZeroRun(
-        epsilon=None if refusal else max(0.0, epsilon - math.log(odds)),
-        refusal=refusal,
-        unadjusted=unadjusted,
-        explaining_odds=math.exp(epsilon),
-        delta=delta,
-        confidence=confidence,
-        odds=odds,
-        compared=found.propensity.size,
-        guesses=found.signs.size,
-        right=found.right,
-        expected=found.signs.size * found.rate(0.0),
-        calibration=calibration,
-        placebo=hidden,
-        rests_on=(
-            "This rests on assumptions that no test can confirm: nobody tossed coins for membership, so the features "
-            "must explain everything in which members and non-members differ.",
-            f"Given the features, memberships must be independent coins with odds {within}. For its coefficients, the "
-            "usual approximation for large samples is used.",
-        ),
+    assumptions = (
+        "This rests on assumptions that no test can confirm: nobody tossed coins for membership, so the features must "
+        "explain everything in which members and non-members differ.",
+        f"Given the features, memberships must be independent coins with odds {within}. For its coefficients, the "
+        "usual approximation for large samples is used.",
     )
+    bound = None if refusal else max(0.0, epsilon - math.log(odds))
+    asked, made = (unadjusted, math.exp(epsilon), delta, confidence, odds), found.signs.size
+    expected = made * found.rate(0.0)
+    counts = found.propensity.size, made, found.right
+    return ZeroRun(bound, refusal, *asked, *counts, expected, calibration, hidden, assumptions)
 
 
 def _examples(scores: ArrayLike, features: ArrayLike, world: str) -> FloatArray:
     """Return a row for each example: its score, and its features."""
-    arrays, shapes = [], ((2, f"a table with a row for each of {np.size(scores):,} scores"), (1, "a list"))
-    for name, given, (axes, what) in zip(("features", "scores"), (features, scores), shapes, strict=True):
+    arrays: list[FloatArray] = []
+    for name, given in (("scores", scores), ("features", features)):
         try:
-            arrays.append(np.asarray(given, np.float64))
+            here = np.asarray(given, np.float64)
         except (TypeError, ValueError):
-            arrays.append(np.array(math.nan))
-        here = arrays[-1]
-        if here.ndim != axes or len(here) != np.size(scores) or not here.size or not np.isfinite(here).all():
-            raise BadArgument(f"{name}_{world}", f"must be {what} of finite numbers, got {told(given)}")
-    if arrays[1].size < 2 * FEWEST:
-        raise BadArgument(f"scores_{world}", f"must be at least {2 * FEWEST} numbers, got {arrays[1].size}")
-    return np.column_stack(arrays[::-1])
+            here = np.array(math.nan)
+        is_right = here.ndim == len(arrays) + 1 and bool(here.size) and bool(np.isfinite(here).all())
+        if not is_right or (len(here) != len(arrays[0]) if arrays else len(here) < 2 * FEWEST):
+            what = "rows of finite numbers, one for each score" if arrays else f"at least {2 * FEWEST} finite numbers"
+            raise BadArgument(f"{name}_{world}", f"must be {what}, got {told(given)}")
+        arrays.append(here)
+    return np.column_stack(arrays)
 
 
 def _refusal(found: _Guessed, placebo: _Guessed, calibration: float, hidden: float) -> str:
