@@ -37,7 +37,7 @@ def ask(
     question: Callable[[PrivacyCurve], float],
     curve: Callable[[DPSGD], PrivacyCurve] | None = None,
 ) -> Answer:
-    """Return the answer of one analysis. An analysis that needs more than the run is given as ``curve``.
+    """Return the answer of one analysis. If an analysis needs more than the run, ``curve`` makes its privacy curve.
 
     "max_over_steps" is not computed for more than 1,000 steps of different weights, because it takes long.
 

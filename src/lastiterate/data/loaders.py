@@ -219,7 +219,7 @@ def _read_npz(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> 
 
 
 class _InSips:
-    """A stream with reads of at most 4 KiB, because LZMA can unpack 4 KiB to 32 MiB in one read."""
+    """A stream that returns at most 4 KiB per read, because LZMA can expand 4 KiB of input into 32 MiB in one read."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream

@@ -149,7 +149,9 @@ def predictions_of(run: DPSGD, delta: float, contraction: float | Contraction | 
 
 
 class Estimates:
-    """Bounds from one set of scores, by method and confidence, at the threshold of the question."""
+    """Bounds from one set of scores, for each method and confidence. The threshold is the one that ``question``
+    asks for.
+    """
 
     def __init__(
         self,

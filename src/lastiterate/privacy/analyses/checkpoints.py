@@ -66,7 +66,9 @@ def _unseen(mixture: Mixture | float) -> float:
 
 
 def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = True) -> BlockCumulant:
-    """Return K(z) of P over Q for pairs (number of blocks, law). If necessary, laws are rounded up (or down)."""
+    """Return K(z) of P over Q. ``laws`` has pairs (number of blocks, law). A law without an exact mixture is
+    replaced by an upper bound, or by a lower bound if ``up`` is False.
+    """
     counts, rates, sigmas, mixtures, is_rounded = [], [], [], [], False
     for count, law in laws:
         mixture: Mixture | float = law.high / law.noise
