@@ -7,8 +7,6 @@ convex functions of smoothness beta, the step contracts by max(|1 - eta lambda|,
 batch of b examples (docs/method.md, "Convex losses").
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

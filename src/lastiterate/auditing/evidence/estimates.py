@@ -9,8 +9,12 @@ from functools import lru_cache, partial
 import numpy as np
 
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
-from lastiterate.attacks.likelihood_ratio import DRAWS, sample_likelihood_ratios, telling_threshold
-from lastiterate.attacks.released_iterates import sample_released_scores
+from lastiterate.attacks.released_iterates import (
+    DRAWS,
+    sample_likelihood_ratios,
+    sample_released_scores,
+    telling_threshold,
+)
 from lastiterate.auditing.evidence.claims import (
     Claim,
     check_claims,
