@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -217,7 +217,7 @@ class Ray:
         for report in driver.reports(parcel, demand):
             if sentence := node.disagreement(parcel.program, report):
                 raise ValueError(sentence)
-            _compare_versions(report["versions"], f"node {report['node']}", said)
+            node.compare_versions(versions(), report["versions"], f"node {report['node']}", said)
         if chunk_size is None:  # chosen by a worker, for the number of workers in the cluster
             try:
                 (answer,) = driver.run(parcel, demand, "chunk_size", [()])
@@ -235,7 +235,7 @@ class Ray:
             try:
                 for answer in driver.run(parcel, demand, "train", calls):
                     chunk: ScoredTrials = _value(answer)
-                    _compare_versions(chunk.versions or {}, "a node", said)
+                    node.compare_versions(versions(), chunk.versions or {}, "a node", said)
                     if progress:
                         progress.advanced(len(chunk.models), experiment.run.steps, finished=True)
                     yield chunk
@@ -253,14 +253,6 @@ def _value(answer: tuple[str, Foreign]) -> Foreign:
     if outcome == "raised":
         raise value
     return value
-
-
-def _compare_versions(theirs: Mapping[str, str], where: str, said: set[str]) -> None:
-    for name, version in versions().items():
-        if name not in said and theirs.get(name, version) != version:
-            said.add(name)
-            differ = f"{where} has {name} {theirs[name]}, and this process {version}"
-            print(f"warning: {differ}: scores may differ; the store keeps the versions of each chunk", file=sys.stderr)
 
 
 def _called(models: IntArray, present: BoolArray) -> str:

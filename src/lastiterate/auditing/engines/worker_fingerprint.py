@@ -11,7 +11,7 @@ import importlib.util
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lastiterate.common.types import Foreign
@@ -35,6 +35,15 @@ def report(modules: Iterable[str], folders: Iterable[str] = ()) -> dict[str, For
             found["version"] = "of unknown version"
     found["modules"] = {name: digest_of_module(name) for name in modules}
     return found
+
+
+def compare_versions(ours: Mapping[str, str], theirs: Mapping[str, str], where: str, said: set[str]) -> None:
+    """Warn of package versions that differ from ours. ``said`` collects the packages that were named."""
+    for name, version in ours.items():
+        if name not in said and theirs.get(name, version) != version:
+            said.add(name)
+            differ = f"{where} has {name} {theirs[name]}, and this process {version}"
+            print(f"warning: {differ}: scores may differ; the store keeps the versions of each chunk", file=sys.stderr)
 
 
 def disagreement(ours: dict[str, Foreign], theirs: dict[str, Foreign]) -> str | None:
