@@ -235,6 +235,9 @@ def main() -> None:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+    with options.scores.open(encoding="utf-8", newline="") as file:
+        held = {(row["model"], row["canary"]) for row in csv.DictReader(file)}
+    audits = [audit for audit in audits if audit in held]
     for audit in audits:
         signals = " | ".join(f"{name}: Spearman (95%) | Kendall" for name in SIGNALS)
         print(f"{audit[0]} model, {audit[1]} canary\n\n| predicted by | {signals} |\n|---|---|---|---|---|")
