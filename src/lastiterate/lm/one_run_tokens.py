@@ -135,7 +135,9 @@ class ArmedTexts:
     ) -> None:
         self.canaries, self.centres, self._unit = canaries, centres, noise_unit(run)
         self._directions = [find_direction(load(problem), canary, where) for canary in canaries]
-        products = np.array([[one.dot(other) for other in self._directions] for one in self._directions])
+        products = np.zeros((len(canaries), len(canaries)))
+        for i, one in enumerate(self._directions):
+            products[i, : i + 1] = products[: i + 1, i] = [one.dot(other) for other in self._directions[: i + 1]]
         inverse = np.linalg.pinv(products, hermitian=True)
         lengths = np.sqrt(np.diag(inverse))
         # This matrix maps displacements along the gradients to displacements along their orthogonal components.
