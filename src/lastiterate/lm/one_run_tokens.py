@@ -113,7 +113,8 @@ class OneRunTokens:
 
 def _sampled(loaded: Loaded, count: int, length: int, seed: int) -> list[list[int]]:
     """Sample texts from the model before training. The first token is uniform."""
-    device, found = loaded.examples[0].device, []
+    device = loaded.examples[0].device
+    found: list[list[int]] = []
     generator = torch.Generator().manual_seed(seed)
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     for begin in range(0, count, _AT_ONCE):
