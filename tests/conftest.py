@@ -2,7 +2,9 @@
 
 import compileall
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 os.environ["LASTITERATE_PROGRESS"] = "0"  # no lines of progress on stderr, however slow the machine
@@ -50,3 +52,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compile the package once: hundreds of tests begin programs of their own, which may not keep what they compile."""
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=1)
+
+
+@pytest.fixture
+def forbidding():
+    """A folder, and a way to set the mode of paths in it; root, who may do everything, is nobody meanwhile."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    user = os.geteuid()
+
+    def forbid(mode: int, *paths: Path) -> None:
+        for path in paths:
+            path.chmod(mode)
+        if user == 0:
+            os.seteuid(65534)
+
+    yield folder, forbid
+    os.seteuid(user)
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    shutil.rmtree(folder)

@@ -8,8 +8,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, OneRun
-from lastiterate.attacks.likelihood_ratio import log_likelihood_ratio
-from lastiterate.attacks.released_iterates import noise_unit
+from lastiterate.attacks.released_iterates import log_likelihood_ratio, noise_unit
 from lastiterate.auditing.evidence.score_signal import expected_signal, score_below
 from lastiterate.compare_analyses import support_matrix
 from lastiterate.features import BASIC, FEATURES, LINEAR, TRAINED, Support, require_supported

@@ -57,6 +57,7 @@ NEEDS_EXTRAS = (  # rooms and modules that cannot be loaded without their extra
     "auditing.experiments.shipped_trainer",
     "integrations.dp_accounting",
     "integrations.own_trainer",
+    "integrations.transformers",
 )
 EXTRAS = ("jax", "equinox", "torch", "transformers", "altair", "vl_convert", "sklearn", "starlette", "uvicorn", "ray")
 WITHOUT_EXTRAS = f"""

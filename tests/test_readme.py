@@ -94,6 +94,7 @@ def execute(block: Block, namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::lastiterate.HeuristicWarning")
+@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")  # jax-privacy's clipping
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if plain_python(name)])
 def test_python_does_what_the_document_says(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the files it writes

@@ -1,23 +1,15 @@
 """Sentences on a run: guarantee and prediction for a paper, and a person's risk. BibTeX entries of tool and paper."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from lastiterate.common.types import Fields
 from lastiterate.common.validation import number
-from lastiterate.compare_analyses import Answer, answer_fields, ask, require_curves
+from lastiterate.compare_analyses import Answer, Curves, answer_fields, ask, require_curves
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, spell_exact, spell_up
 from lastiterate.optimizer import APPROXIMATION
-from lastiterate.privacy.curve import SMALLEST_ERROR
-from lastiterate.run import require_run
-
-if TYPE_CHECKING:
-    from lastiterate.common.types import Fields
-    from lastiterate.compare_analyses import Curves
-    from lastiterate.privacy.curve import PrivacyCurve
-    from lastiterate.run import DPSGD
+from lastiterate.privacy.curve import SMALLEST_ERROR, PrivacyCurve
+from lastiterate.run import DPSGD, require_run
 
 _DIGITS = 4  # significant digits of an epsilon, rounded up
 _SEEN = {

@@ -3,12 +3,10 @@
 Functions for answers, runs and optimizers as JSON fields are here, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,14 +14,11 @@ from lastiterate.common.types import Fields, Track, with_reasons
 from lastiterate.common.validation import function, instance, one_of
 from lastiterate.formatting import spell_up
 from lastiterate.optimizer import APPROXIMATION
-from lastiterate.privacy.curve import Target
+from lastiterate.privacy.curve import PrivacyCurve, Target
 from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
-if TYPE_CHECKING:
-    from lastiterate.privacy.curve import PrivacyCurve
-
-Curves: TypeAlias = "Mapping[str, Callable[[DPSGD], PrivacyCurve]]"  # analyses that need more than the run
+Curves: TypeAlias = Mapping[str, Callable[[DPSGD], PrivacyCurve]]  # analyses that need more than the run
 QUICK_STEPS = 1000
 _Key = TypeVar("_Key")
 
@@ -42,7 +37,7 @@ def ask(
     question: Callable[[PrivacyCurve], float],
     curve: Callable[[DPSGD], PrivacyCurve] | None = None,
 ) -> Answer:
-    """Return the answer of one analysis. An analysis that needs more than the run is given as ``curve``.
+    """Return the answer of one analysis. If an analysis needs more than the run, ``curve`` makes its privacy curve.
 
     "max_over_steps" is not computed for more than 1,000 steps of different weights, because it takes long.
 

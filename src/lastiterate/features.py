@@ -6,8 +6,6 @@ declare the features that they support as a `Support`. `require_supported` compa
 refuses features that the declaration does not list, so a new feature is unsupported until it is declared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,7 +15,6 @@ import numpy as np
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.validation import PerStep
 from lastiterate.mechanism import SAMPLINGS, Sampling
-from lastiterate.optimizer import Optimizer
 from lastiterate.run import DPSGD, require_run
 
 Found = tuple[str, str] | None  # texts of the allowed and the given value; None if the run does not have the feature
@@ -63,8 +60,22 @@ def _per_step(name: str, label: str, of: Callable[[DPSGD], PerStep | None]) -> F
     return Feature(name, label, found)
 
 
-def _has_momentum(optimizer: Optimizer) -> bool:
-    return bool(optimizer.momentum) and not optimizer.is_adaptive
+def _when(name: str, label: str, allowed: str, given: Callable[[DPSGD], object], advice: str = "") -> Feature:
+    """Return the feature of runs for which ``given`` is neither None nor False, zero or empty."""
+
+    def found(run: DPSGD) -> Found:
+        value = given(run)
+        return (allowed, str(value)) if value else None
+
+    return Feature(name, label, found, advice)
+
+
+def _several_releases(run: DPSGD) -> str:
+    return f"{run.release_count} of them" if run.release_count > 1 else ""
+
+
+def _coefficients(run: DPSGD) -> str:
+    return "" if run.noise_filter is None else f"{len(run.noise_filter)} coefficients"
 
 
 def _checkpoints(run: DPSGD, found: Found) -> Found:
@@ -87,7 +98,7 @@ def _checkpoints_inside_epochs(run: DPSGD) -> Found:
 def _groups_in_shuffled_batches(run: DPSGD) -> Found:
     if run.group_size == 1 or run.sampling != "shuffled" or run.release_count > 1:
         return None  # the steps between two releases are analysed as a run of their own
-    if CORRELATED_ADAM.of(run) is not None:
+    if run.is_adaptive and run.noise_filter is not None:
         return None  # the weights are not known
     if run.steps % (run.batches_per_epoch or 1) == 0 and np.ptp(run.effective_weights()) == 0.0:
         return None
@@ -105,32 +116,29 @@ LEARNING_RATES = _per_step(
     lambda run: None if run.optimizer is None else run.optimizer.learning_rate,
 )
 WEIGHTS = _per_step("weights", "weights by step", lambda run: run.weights)
-NO_OPTIMIZER = Feature(
+NO_OPTIMIZER = _when(
     "optimizer",
     "no optimizer",
-    lambda run: ("given", "None") if run.optimizer is None else None,
+    "given",
+    lambda run: run.optimizer is None and "None",
     "for example lastiterate.SGD(0.1)",
 )
-MOMENTUM = Feature(
-    "momentum",
-    "momentum",
-    lambda run: ("0", repr(run.optimizer.momentum)) if run.optimizer and _has_momentum(run.optimizer) else None,
+MOMENTUM = _when(
+    "momentum", "momentum", "0", lambda run: run.optimizer and not run.is_adaptive and run.optimizer.momentum
 )
-WEIGHT_DECAY = Feature(
-    "weight_decay",
-    "weight decay",
-    lambda run: ("0", repr(run.optimizer.weight_decay)) if run.optimizer and run.optimizer.weight_decay else None,
-)
-AVERAGING = Feature(
+WEIGHT_DECAY = _when("weight_decay", "weight decay", "0", lambda run: run.optimizer and run.optimizer.weight_decay)
+AVERAGING = _when(
     "averaging",
     "averaging of iterates",
-    lambda run: ("None", repr(run.optimizer.averaging)) if run.optimizer and run.optimizer.averaging else None,
+    "None",
+    lambda run: run.optimizer and run.optimizer.averaging and repr(run.optimizer.averaging),
 )
-ADAM = Feature("optimizer", "Adam", lambda run: ("a lastiterate.SGD", "Adam") if run.is_adaptive else None)
-RELEASES = Feature(
+ADAM = _when("optimizer", "Adam", "a lastiterate.SGD", lambda run: run.is_adaptive and "Adam")
+RELEASES = _when(
     "releases",
     "several releases",
-    lambda run: ("None", f"{run.release_count} of them") if run.release_count > 1 else None,
+    "None",
+    _several_releases,
     "only the last iterate is analysed; lastiterate.composition covers all iterates",
 )
 CHECKPOINTS_OF_MEMORY = Feature(
@@ -145,9 +153,7 @@ CHECKPOINTS_INSIDE_EPOCHS = Feature(
     _checkpoints_inside_epochs,
     "blocks of steps that share an epoch are not independent",
 )
-GROUPS = Feature(
-    "group_size", "several examples a person", lambda run: ("1", str(run.group_size)) if run.group_size > 1 else None
-)
+GROUPS = _when("group_size", "several examples a person", "1", lambda run: run.group_size > 1 and run.group_size)
 GROUPS_IN_FIXED_BATCHES = Feature(
     "group_size",
     "several examples in fixed or truncated batches",
@@ -164,41 +170,28 @@ GROUPS_IN_SHUFFLED_BATCHES = Feature(
     _groups_in_shuffled_batches,
     "one shuffle determines the batches of all examples of a person, so these batches are not independent",
 )
-REPLACEMENT = Feature(
-    "neighbours",
-    "neighbours: replace",
-    lambda run: ("'add-remove' or 'zero-out'", "'replace'") if run.is_mirrored else None,
+REPLACEMENT = _when(
+    "neighbours", "neighbours: replace", "'add-remove' or 'zero-out'", lambda run: run.is_mirrored and "'replace'"
 )
-CORRELATED_NOISE = Feature(
-    "noise_filter",
-    "correlated noise",
-    lambda run: ("None", f"{len(run.noise_filter)} coefficients") if run.noise_filter is not None else None,
-    "the noise of each step must be independent",
+CORRELATED_NOISE = _when(
+    "noise_filter", "correlated noise", "None", _coefficients, "the noise of each step must be independent"
 )
-CORRELATED_RELEASES = Feature(
+CORRELATED_RELEASES = _when(
     "releases",
     "several releases, correlated noise",
-    lambda run: (
-        ("None with noise_filter", f"{run.release_count} of them")
-        if run.noise_filter is not None and run.release_count > 1
-        else None
-    ),
+    "None with noise_filter",
+    lambda run: run.noise_filter is not None and _several_releases(run),
     "the noise between two releases depends on earlier noise; lastiterate.composition still holds",
 )
-CORRELATED_ADAM = Feature(
+CORRELATED_ADAM = _when(
     "noise_filter",
     "Adam, correlated noise",
-    lambda run: (
-        ("None with Adam", f"{len(run.noise_filter)} coefficients")
-        if run.noise_filter is not None and run.is_adaptive
-        else None
-    ),
+    "None with Adam",
+    lambda run: run.is_adaptive and _coefficients(run),
     "the effect of correlated noise on Adam's second moment is not known; lastiterate.composition still holds",
 )
-SEPARATION = Feature(
-    "min_separation",
-    "minimum separation",
-    lambda run: ("1", str(run.min_separation)) if run.min_separation > 1 else None,
+SEPARATION = _when(
+    "min_separation", "minimum separation", "1", lambda run: run.min_separation > 1 and run.min_separation
 )
 
 

@@ -350,8 +350,8 @@ def _require_few(steps: int) -> None:
 def _finite(weights: PerStep, steps: int) -> PerStep:
     if not np.isfinite(weights).all():
         raise ValueError(
-            f"learning_rate and weight_decay must not make the optimizer diverge: the weights of {steps} steps "
-            "are not finite"
+            f"learning_rate and weight_decay must not make the optimizer diverge: in {steps} steps, the effect of a "
+            "step on the last iterate is not finite"
         )
     return weights
 

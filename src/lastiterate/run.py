@@ -363,7 +363,9 @@ def _neighbours(value: object, sampling: Sampling) -> Neighbours:
 
 
 def _releases(value: object, steps: int) -> int | tuple[int, ...] | None:
-    """Return None if only the last iterate is released, a number of releases, or the sorted steps with the last one."""
+    """Return the releases in one form: None for the last iterate alone, a count as it is, or sorted steps that
+    include the last step.
+    """
     if value is None:
         return None
     if isinstance(value, (str, bytes)) or (not isinstance(value, Integral) and len(shape("releases", value)) != 1):

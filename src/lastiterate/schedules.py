@@ -3,8 +3,6 @@
 Each schedule equals the named scheduler of ``torch.optim.lr_scheduler``, if that is stepped after every update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -7,8 +7,7 @@ from scipy.stats import ks_2samp, kstest
 import lastiterate as li
 from lastiterate.attacks import Adversarial, AllIterates
 from lastiterate.attacks.adversarial import sample_scores
-from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
-from lastiterate.attacks.released_iterates import recovered_gradients
+from lastiterate.attacks.released_iterates import recovered_gradients, sample_likelihood_ratios
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.training import problems
 

@@ -9,10 +9,9 @@ from lastiterate.auditing.evidence.estimates import Question
 from lastiterate.auditing.load_evidence import evidence_in, read
 from lastiterate.auditing.stores.store import Store
 from lastiterate.training import problems
-from tests.auditing.broken_trainers import BUGS, CANARY, RUN, unflatten
+from tests.auditing.test_planted_bugs import RUN, network
 
 GAUSSIAN = li.DPSGD(steps=1, sample_rate=1.0, noise_multiplier=1.0)
-DISPLACEMENT = Displacement(unflatten(CANARY))
 
 
 def gaussian(seed, canary):
@@ -98,14 +97,14 @@ def test_a_fixed_audit_is_neither_extended_nor_mixed_with_an_open_ended_one(tmp_
             li.audit(GAUSSIAN, gaussian, store=store, **options)
 
 
-@pytest.mark.parametrize("bug", BUGS[5::2], ids=lambda bug: bug.__name__)
-def test_a_planted_fault_is_refuted_after_a_few_dozen_models(bug):
-    result = li.audit(
-        RUN, bug(), DISPLACEMENT, 512, claim_noise=RUN.noise_multiplier, validity="anytime", until="refuted"
-    )
+@pytest.mark.parametrize("fault", ["by layer", "twice"])
+def test_a_planted_fault_is_refuted_after_a_few_dozen_models(fault):
+    trainer = network(fault)
+    attack = Displacement(trainer.example())
+    result = li.audit(RUN, trainer, attack, 512, claim_noise=1.5, validity="anytime", until="refuted")
     assert result.verdict == "violation"
     after = int(result.reason.split(" after ")[1].split(" models")[0])
-    assert 15 <= after <= 60
+    assert 15 <= after <= 100
 
 
 def test_an_audit_stops_when_it_has_found_so_much():

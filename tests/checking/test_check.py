@@ -20,6 +20,7 @@ AVERAGED = short(sample_rate=0.1, optimizer=li.SGD(0.002, averaging="uniform"))
 FAULTS = [
     ("noise", 0.7, RUN, "noise"),
     ("noise", 0.9, RUN, "noise"),
+    ("noise", 0.7, MOMENTUM, "noise"),
     ("noise", 2.0, RUN, "excess noise"),
     ("every other step", 1, RUN, "noise of three steps"),
     ("no noise", 1, RUN, "noise"),
@@ -107,6 +108,14 @@ def test_what_is_not_there_to_be_seen_cannot_be_told():
     result = li.check(run, Numpy(run, examples=3000))
     assert result.verdict == "cannot tell"
     assert not result.faults
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(0.2, "fault"), (0.01, "cannot tell")])
+def test_a_trainer_that_ignores_the_canary_does_not_pass(rate, verdict):
+    run = short(sample_rate=rate)
+    train = Numpy(run, **LARGER)
+    for ignores in (lambda seed, canary, steps: train(seed, False, steps), lambda seed, canary: train(seed, False)):
+        assert li.check(run, ignores).verdict == verdict
 
 
 def test_worlds_that_do_not_share_noise_are_noticed():
@@ -214,9 +223,9 @@ def _raises(seed, canary):
 @pytest.mark.parametrize(
     ("train", "sentence"),
     [
-        (_nan, "1 of tensor 'w' are NaN or infinite"),
-        (_shapes, "'w' had (1,), and now has (2,)"),
-        (_names, "the first had 'w1', this one 'w2'"),
+        (_nan, "1 of tensor 'w' are NaN, infinite or too large"),
+        (_shapes, "the first had 'w' of shape (1,), this one 'w' of shape (2,)"),
+        (_names, "the first had 'w1' of shape (2,), this one 'w2' of shape (2,)"),
         (_raises, "RuntimeError: no GPU"),
         (lambda seed, canary: "done", "the trainer must return parameters"),
         (lambda seed, canary: None, "the trainer must return parameters"),

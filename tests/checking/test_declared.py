@@ -50,4 +50,3 @@ def test_a_prefix_has_the_weights_of_a_shorter_run():
     declared = Declared(short(optimizer=li.SGD(np.linspace(1.0, 0.1, 10), momentum=0.5)))
     assert declared.prefix(1).weights.tolist() == [1.0]
     assert declared.prefix(2).weights == pytest.approx([1.0 + 0.5 * 0.9, 0.9])
-    assert not Declared(li.DPSGD(2, 0.5, 1.0, weights=[1.0, 3.0])).can_stop

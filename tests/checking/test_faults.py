@@ -60,15 +60,6 @@ def test_our_own_trainer_is_correct_and_faults_of_another_run_are_found(name):
     assert result.passed if name == "right" else {row.name for row in result.faults} & ROWS[fault.category], result
 
 
-@pytest.mark.parametrize("name", ["noise", "bias", "seed", "clipping", "layers", "momentum", "shuffled"])
-def test_the_fault_is_found_in_opacus(name):
-    from tests.tools.zoo.opacus import opacus_fault
-
-    fault = opacus_fault(name)
-    result = li.check(fault.run, fault.train)
-    assert {row.name for row in result.faults} & ROWS[fault.category], result
-
-
 @pytest.mark.parametrize("momentum", [0.5, 0.9])
 def test_a_correct_training_in_single_precision_passes(momentum):
     class Single(Trainer):

@@ -18,7 +18,7 @@ MOST = 22  # accusations of 200 at an error of 0.05, but for one time in a thous
 
 def setting(run=None, size=200, error=ERROR):
     declared = Declared(run or li.DPSGD(10, 0.1, 1.0))
-    trainings = Trainings(declared, lambda seed, canary, steps: None, True, 0, lambda: None)
+    trainings = Trainings(declared, lambda seed, canary, steps: None, 0, lambda: None)
     trainings.first = flatten({"w": np.zeros((size // 10, 10))})
     return Setting(declared, trainings, error, Allowances(), None, (0,))
 
@@ -49,7 +49,7 @@ def test_correct_noise_is_accused_at_most_as_often_as_stated(row):
 @pytest.mark.parametrize("size", [20, 200])
 def test_noise_at_the_smallest_fault_is_found_with_the_stated_power(size):
     given = setting(size=size, error=1e-4)
-    tests = noise_rows.lower_tests(rng(0).standard_normal((16, size)), given.like, (0,), 1.0, 1e-4)
+    tests = noise_rows.lower_tests(rng(0).standard_normal((16, size)), given.trainings.like, (0,), 1.0, 1e-4)
     share = tests[0].smallest(0.8, 0.99)
     found = [noise_rows.noise_row(given, share * rng(k).standard_normal((16, size)), 1.0).status for k in range(TIMES)]
     assert found.count("fault") >= 0.7 * TIMES
@@ -72,9 +72,9 @@ def test_the_rate_is_accused_as_often_as_stated_and_twice_the_rate_is_found(weig
     declared, found = Declared(run), {1.0: 0, 2.0: 0}
     for k in range(60):
         for factor in found:
-            drawn = declared.with_rate(factor).total_weights(rng(k), 15) / declared.weights.mean()
+            drawn = declared.total_weights(rng(k), 15, factor=factor) / declared.weights.mean()
             hits = (rng(k).random(150) < 0.1 * factor).astype(float)
-            counts = Counts(setting(run, error=ERROR if factor == 1.0 else 1e-4), drawn, 20, hits)
+            counts = Counts(setting(run, error=ERROR if factor == 1.0 else 1e-4), drawn, hits)
             found[factor] += participation_rows.rate_row(counts, int).status == "fault"
     assert found[1.0] <= 9  # an error of 0.05, but for one time in a thousand
     assert found[2.0] >= 48
@@ -85,9 +85,9 @@ def test_one_epoch_tells_independent_batches_from_those_with_each_example_once(s
     """Twenty-five seeds of one epoch of ten batches."""
     run = li.DPSGD(20, 0.1, 1.0, sampling=sampling)
     given = setting(run, error=1e-4)
-    seeds = max(16, participation_rows.epoch_seeds(given))
+    seeds = max(16, participation_rows.trials_to_tell(given, *participation_rows.one_epoch(given)))
     independent = rng(1).random(seeds) < 1.0 - 0.9**10
-    rows = [participation_rows.epoch_row(given, taken, 10) for taken in (independent, np.ones(seeds, bool))]
+    rows = [participation_rows.epoch_row(given, taken) for taken in (independent, np.ones(seeds, bool))]
     assert [row.status for row in rows] == (["ok", "fault"] if sampling == "poisson" else ["fault", "ok"])
 
 

@@ -144,12 +144,10 @@ def test_a_trainer_that_fails_is_not_taken_for_a_refuted_claim(cli, here, name, 
 
 TRAINER_TRAINERS = """
 from lastiterate.attacks import Displacement
-from tests.auditing import broken_trainers
+from tests.auditing.test_planted_bugs import RUN as run, network
 
-run = broken_trainers.RUN
-attack = Displacement(broken_trainers.unflatten(broken_trainers.CANARY))
-train = broken_trainers.Correct()
-bug = broken_trainers.NoiseDividedByBatch()
+train, bug = network(), network("noise", 1 / 16)
+attack = Displacement(train.example())
 """
 OPTIONS = "--claim-noise 1.5 --models 96 --confidence 0.999"
 

@@ -71,3 +71,13 @@ def test_the_unit_may_be_a_person(cli, tiny_llama, owned, tmp_path):  # noqa: F8
     page = tmp_path / "page"
     cli(f"report {tmp_path / 'a.sqlite'} --method clopper-pearson --output {page}")
     assert "a person with up to 4 dialogues" in (page / "a-report.html").read_text(encoding="utf-8")
+
+
+def test_the_adapter_is_described_by_options_that_need_it(cli, tiny_llama, owned, tmp_path):  # noqa: F811
+    adapter = "--lora-rank 2 --lora-alpha 8 --lora-targets q_proj,v_proj"
+    asked = command(tiny_llama, owned, tmp_path, f"--trained lora {adapter} --dry-run")
+    # Two layers: q is 16 x 16 and v 8 x 16, each with two factors of rank 2.
+    assert f"({2 * 2 * (32 + 24):,} parameters trained, a LoRA adapter of rank 2)" in cli.json(asked)["data"]
+    refused = cli(command(tiny_llama, owned, tmp_path, adapter))
+    assert refused.exit_code == 2
+    assert "--trained must be lora with --lora-rank, got all" in refused.output

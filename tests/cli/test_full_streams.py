@@ -15,12 +15,9 @@ GOOD = ["epsilon", "--steps", "10", "--sample-rate", "0.1", "--noise-multiplier"
     ("words", "full", "status"),
     [
         (["epsilon", "--steps", "x"], ["stderr"], 2),
-        (["epsilon", "--steps", "x"], ["stdout", "stderr"], 2),
         (["no-such-command"], ["stderr"], 2),
         (GOOD, ["stdout"], 3),
-        (GOOD, ["stdout", "stderr"], 3),
         ([*GOOD, "--json"], ["stdout", "stderr"], 3),
-        (["--version"], ["stdout"], 3),
         (["--help"], ["stdout", "stderr"], 3),
         (GOOD, ["stderr"], 0),
     ],

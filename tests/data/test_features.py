@@ -94,5 +94,7 @@ def test_images_are_refused_where_features_are_meant_and_the_other_way_round(tmp
         data.load(tmp_path / "images.npz", 1.0)
     with pytest.raises(ValueError, match="feature_norm is for features"):
         data.load("digits", 1.0)
+    with pytest.raises(ValueError, match="feature_norm must be"):
+        data.load_npz("nowhere.npz", 0.0)
     with pytest.raises(ValueError, match="model must be mlp, logistic or ridge"):
         problems.cnn(features())

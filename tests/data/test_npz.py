@@ -18,7 +18,7 @@ def test_the_four_arrays_are_read_and_others_ignored(tmp_path, save):
     data = load_npz(written(tmp_path, save, label_names=np.array(["a", "b", "c"])))
     np.testing.assert_array_equal(data.x_train, (arrays()["x_train"] / np.float32(255))[..., None])
     np.testing.assert_array_equal(data.y_test, arrays()["y_test"])
-    assert (data.name, data.classes) == ("some", 3)
+    assert (data.name, data.classes, data.x_train.dtype, data.y_train.dtype) == ("some", 3, np.float32, np.int32)
 
 
 def test_python_objects_are_refused_and_not_unpickled(tmp_path):

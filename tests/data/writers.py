@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-
 IDX_TYPES = {"u1": 0x08, "i1": 0x09, ">i2": 0x0B, ">i4": 0x0C, ">f4": 0x0D, ">f8": 0x0E}
 BATCHES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
 

@@ -142,7 +142,7 @@ def parameters(**changes):
         (
             lambda: bands(truncated_batch_size=3, num_examples=100),
             {},
-            "truncated_batch_size must be None for a strategy of several bands, got 3",
+            "truncated_batch_size must be None if the strategy has several bands, got 3",
         ),
         (lambda: bands(l2_clip_norm=math.inf), {}, "l2_clip_norm must be greater than 0 and finite"),
         (bands, {"steps": 3}, f"steps must be None for a {Bands.__name__}"),

@@ -88,6 +88,30 @@ class Replaces(transformers.TrainerCallback):
         self.tensor.data.copy_(self.before)
 
 
+class Forgets(transformers.TrainerCallback):
+    """Lose the engine's record after two steps, as resuming without its state does."""
+
+    def __init__(self, trainer):
+        self.engine = trainer.engine
+
+    def on_step_end(self, args, state, control, **more):
+        if state.global_step == 2:
+            self.engine.accountant.history.clear()
+
+
+SHUFFLED = dict(shuffle=True, drop_last=True)
+
+
+def loader_of(example, options):
+    def get_train_dataloader(self):
+        data = torch.utils.data.DataLoader(self.train_dataset, 8, collate_fn=self.data_collator, **options)
+        given = dict(module=self.model, optimizer=self.create_optimizer(), data_loader=data, poisson_sampling=False)
+        _, self.optimizer, loader = self.engine.make_private(**given, wrap_model=False, **self.privacy)
+        return loader
+
+    return get_train_dataloader
+
+
 def with_method(example, name, method):
     return type("Faulty", (example["PrivateTrainer"],), {name: method})
 
@@ -115,6 +139,15 @@ FAULTS = {
         lambda _: {"_n_gpu": 3, "per_device_train_batch_size": 8},
         "The Trainer's arguments have batches of 24, and the loader draws 7.333 examples on average",
     ),
+    "resumed": (lambda _: {"change": Forgets}, "The Trainer counts 6 updates, and Opacus added noise to 4"),
+    "dropped": (
+        lambda example: {"kind": with_method(example, "get_train_dataloader", loader_of(example, SHUFFLED))},
+        "4 of 44 examples are dropped in every epoch",
+    ),
+    "sequential": (
+        lambda example: {"kind": with_method(example, "get_train_dataloader", loader_of(example, {}))},
+        "It is not known how batches are drawn, because loader must draw by Poisson sampling",
+    ),
     "not moved": (lambda _: {"change": Replaces}, "did not move in 6 updates, although it is to be trained"),
 }
 
@@ -124,8 +157,11 @@ def test_each_contradiction_gives_one_warning_that_is_also_on_the_card(example, 
     options, words = FAULTS[name]
     *_, warned = trained(example, tmp_path, card=tmp_path / "card.md", **options(example))
     assert sum(words in each for each in warned) == 1
-    assert len(warned) == (2 if name == "micro-batches" else 1)  # the schedule is not that of so many steps either
-    assert json.loads((tmp_path / "card.json").read_text())["warnings"] == warned
+    # With other numbers of steps the schedule does not fit either; what drops batches also shuffles.
+    assert len(warned) == (2 if name in ("micro-batches", "dropped", "resumed", "sequential") else 1)
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["warnings"] == warned
+    assert ("guaranteed" not in card) == (name in ("tokens", "drawn batch", "resumed", "sequential"))
 
 
 def test_an_optimizer_that_is_not_opacus_is_refused_before_the_first_step(example, tmp_path):

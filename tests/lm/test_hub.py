@@ -68,6 +68,12 @@ def test_weights_that_a_configuration_names_are_refused(folder, pickled, place):
     assert not marker.exists()
 
 
+def test_weights_of_8_bits_are_refused_with_a_reason(folder):
+    set_config(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    message = refusal(load_model, folder)
+    assert "float32 or bfloat16, since 8-bit weights cannot be trained, got one with quantization_config" in message
+
+
 @pytest.fixture
 def with_code(folder, tmp_path, monkeypatch):
     """A model of a type that only its own code knows, and the file that appears if that code runs."""

@@ -14,7 +14,7 @@ from lastiterate import DPSGD, SGD
 from lastiterate.auditing.identity import fingerprint
 from lastiterate.lm.fine_tuning import Model, train_models
 from lastiterate.lm.lm_experiment import perplexity_before
-from lastiterate.lm.text_problem import LORA_RANK, TextProblem, load
+from lastiterate.lm.text_problem import Lora, TextProblem, load
 from lastiterate.lm.texts import Texts
 from lastiterate.lm.tokens import Tokens
 from tests.lm.conftest import SPECIAL, SPOKEN, UNSPOKEN
@@ -119,6 +119,22 @@ def test_embeddings_alone_are_trained(folder, names, tiny_texts, request):
     assert "embeddings only" in problem.words
 
 
+def test_rank_scale_and_layers_of_an_adapter_are_as_given(tiny_llama, tiny_texts):
+    problem = TextProblem.of(tiny_llama, tiny_texts, trained="lora", lora=Lora(3, 12.0, ("q_proj", "v_proj")))
+    loaded = load(problem)
+    assert "a LoRA adapter of rank 3" in problem.words
+    assert len(loaded.start) == 2 * 2 * 2  # two factors of two matrices of each of two layers
+    assert all(("q_proj" in name or "v_proj" in name) and 3 in value.shape for name, value in loaded.start.items())
+    scales = {module.scaling["default"] for module in loaded.model.modules() if hasattr(module, "lora_A")}
+    assert scales == {12.0 / 3}
+    with pytest.raises(ValueError, match=r"lora_targets must be names of the model's layers, got \('other',\): "):
+        load(replace(problem, lora=Lora(targets=("other",))))
+    with pytest.raises(ValueError, match="lora_rank must be an integer at least 1, got 0"):
+        Lora(0)
+    with pytest.raises(ValueError, match="lora_alpha must be greater than 0"):
+        Lora(alpha=0.0)
+
+
 @pytest.mark.parametrize("folder", ["tiny_llama", "tiny_llama_untied"])
 def test_an_adapter_alone_is_trained_and_begins_alike_in_every_session(folder, tiny_texts, request):
     folder = request.getfixturevalue(folder)
@@ -133,7 +149,7 @@ def test_an_adapter_alone_is_trained_and_begins_alike_in_every_session(folder, t
     assert torch.equal(state, torch.get_rng_state())
     assert loaded.embeddings == []
     assert len(loaded.start) == 2 * 2 * 7  # two factors of the seven matrices of each of two layers
-    assert all(".lora_" in name and LORA_RANK in value.shape for name, value in loaded.start.items())
+    assert all(".lora_" in name and Lora.rank in value.shape for name, value in loaded.start.items())
     found = loaded.gradients.losses(loaded.start, *loaded.examples)
     np.testing.assert_allclose(found, losses, rtol=1e-5)  # to begin with it changes nothing
     first, second = released(problem, 1, 1)[0], released(replace(problem), 1, 1)[0]
@@ -162,6 +178,9 @@ def test_a_fingerprint_depends_on_all_that_scores_depend_on(tiny_llama, tiny_tex
         replace(first, unseen=first.unseen[1:]),
         replace(first, trained="embeddings"),
         replace(first, trained="lora"),
+        replace(first, trained="lora", lora=Lora(rank=4)),
+        replace(first, trained="lora", lora=Lora(alpha=4)),
+        replace(first, trained="lora", lora=Lora(targets=("q_proj",))),
         replace(first, dtype="bfloat16"),
         replace(first, added_tokens=1),
         replace(first, unit="text"),

@@ -1,9 +1,5 @@
-"""Kill an audit again and again, resume it by the same command, and compare it with one that nobody touched.
+"""Kill an audit again and again, resume it by the same command, and compare it with one that nobody touched."""
 
-python -m tests.tools.kill_and_resume --kills 20
-"""
-
-import argparse
 import json
 import math
 import os
@@ -13,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -169,31 +164,3 @@ def compare(undisturbed: Path, killed: Path, *options: str) -> None:
     """The same trials, and the same report."""
     compare_trials(undisturbed, killed)
     assert report(undisturbed, *options) == report(killed, *options), "reports differ"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--models", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=300)
-    asked = parser.parse_args()
-    options = [*OPTIONS, "--models", str(asked.models), "--steps", str(asked.steps)]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        undisturbed = run_undisturbed(folder, options)
-        print(f"undisturbed: {undisturbed.seconds:.1f} s, the first trials after {undisturbed.start_up:.1f} s")
-        store, kills = run_killed(folder, options, undisturbed, asked.kills, asked.seed)
-        compare(undisturbed.store, store)
-        stored = len(trials(store))
-    between = sum(kill.is_between for kill in kills)
-    print(
-        f"{len(kills)} kills, {between} between the first and the last trial; "
-        f"{stored} trials: none lost, none twice, scores and report identical to the last bit"
-    )
-    if len(kills) < asked.kills:
-        sys.exit(f"the audit was done before {asked.kills} kills: give it more --models")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,26 +1,19 @@
-"""Kill nodes, the head and the services of a Ray cluster under audits, and see what is left of these.
+"""Kill nodes, the head and the services of a Ray cluster under audits, and see what is left of these."""
 
-python -m tests.tools.lost_nodes
-"""
-
-import argparse
 import os
 import re
 import signal
-import sqlite3
 import subprocess
-import sys
-import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 import lastiterate
+from tests.tools import kill_and_resume
+from tests.tools.kill_and_resume import trials
 
 SOURCE = str(Path(lastiterate.__file__).parents[1])
-PROGRAM = [sys.executable, "-m", "lastiterate"]
 TRAINER = """
 import random, time
 import lastiterate
@@ -32,8 +25,6 @@ def train(seed, canary):
     return random.Random(seed).gauss(2.0 * canary, 1.0)
 """
 RUN = ["--sample-rate", "0.2", "--noise-multiplier", "1"]
-KINDS = ("trainer", "digits", "language model")
-HARMS = ("node", "own raylet", "gcs", "head")
 # Seconds instead of a minute until a lost head is noticed, and instead of a quarter of one for a lost node.
 QUICK = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5", "RAY_health_check_period_ms": "1000"}
 PATIENT = {"RAY_raylet_start_wait_time_s": "300"}  # on a machine that does other things as well
@@ -106,23 +97,10 @@ def write_subject(kind: str, folder: Path) -> list[str]:
     return ["audit-lm", "--model", "model", "--text", "texts.txt", "--steps", "20", *RUN, "--models", "5"]
 
 
-def start(folder: Path, options: list[str], *more: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, **QUICK, "PYTHONPATH": SOURCE}
-    environment.pop("RAY_ADDRESS", None)
-    command = [*PROGRAM, *options, *more, "--json"]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def trials(store: Path) -> list[tuple[int, str, float]]:
-    if not store.exists():
-        return []
-    with closing(sqlite3.connect(f"{store.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        try:
-            return database.execute("SELECT model, world, score FROM trials ORDER BY model, world").fetchall()
-        except sqlite3.OperationalError:  # which is just being made
-            return []
+def start(folder: Path, options: list[str], store: Path, *more: str) -> subprocess.Popen[str]:
+    os.environ.pop("RAY_ADDRESS", None)
+    environment = {**QUICK, "PYTHONPATH": SOURCE}
+    return kill_and_resume.start(store, [*options, *more], folder / "cache", cwd=folder, env=environment)
 
 
 def finish(audit: subprocess.Popen[str], status: int = 0) -> str:
@@ -153,8 +131,8 @@ def survive(nodes: Nodes, kind: str, harm: str, folder: Path) -> str:
     """Do this harm to an audit of this kind, and compare with one that nobody touched; says what came of it."""
     options = write_subject(kind, folder)
     local, store = folder / "local.sqlite", folder / "ray.sqlite"
-    finish(start(folder, options, "--store", str(local)))
-    audit = start(folder, options, "--store", str(store), "--engine", "ray", "--address", nodes.address)
+    finish(start(folder, options, local))
+    audit = start(folder, options, store, "--engine", "ray", "--address", nodes.address)
     wait_for_trials(audit, store, 1)
     nodes.harm(harm)
     if harm == "node":
@@ -166,28 +144,7 @@ def survive(nodes: Nodes, kind: str, harm: str, folder: Path) -> str:
     kept, planned = len(trials(store)), len(trials(local))
     assert 0 < kept < planned
     assert re.fullmatch(rf"Ray's cluster was lost: .*; {kept} of {planned} trials are stored in .*ray.sqlite\n", said)
-    said_here = finish(start(folder, options, "--store", str(store)))
+    said_here = finish(start(folder, options, store))
     assert set(said_here.splitlines()) <= {"noise"}, said_here  # of the trainer, which Ray keeps to itself
     assert_same(store, local)
     return f"status 3 ({said.strip()}); resumed, scores are those of the local engine"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--harms", nargs="+", choices=HARMS, default=HARMS)
-    asked = parser.parse_args()
-    for harm in asked.harms:
-        for kind in asked.kinds:
-            nodes = Nodes()
-            try:
-                with tempfile.TemporaryDirectory() as scratch:
-                    began = time.monotonic()
-                    told = survive(nodes, kind, harm, Path(scratch))
-                    print(f"{kind}, {harm} killed, {time.monotonic() - began:.0f} s: {told}", flush=True)
-            finally:
-                nodes.close()
-
-
-if __name__ == "__main__":
-    main()

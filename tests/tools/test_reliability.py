@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.auditing.stores.test_lost import log_removed, moved, replaced_by_a_store
+from tests.auditing.stores.test_lost import folder_gone, log_removed, moved, replaced_by_a_store
 from tests.tools import reliability
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /
 @pytest.mark.parametrize(
     "part",
     [
-        lambda: reliability.kills(2, seed=2, shares={"trainer": 1, "exact draws": 1}),
+        lambda: reliability.kills(3, seed=2, shares={"trainer": 1, "exact draws": 1, "shipped model": 1}),
         lambda: reliability.signals(
-            seed=2, numbers=[signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP], repeat=1, elsewhere=0
+            seed=2, numbers=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP], repeat=1, elsewhere=0
         ),
-        lambda: reliability.losses(seed=2, kinds=[replaced_by_a_store, moved, log_removed]),
+        lambda: reliability.losses(seed=2, kinds=[replaced_by_a_store, moved, folder_gone, log_removed]),
         lambda: reliability.disks(seed=2, count=2),
         lambda: reliability.writers(count=1),
         lambda: reliability.clocks(kinds=("trainer",)),

@@ -16,7 +16,7 @@ import numpy as np
 
 import lastiterate as li
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
-from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
+from lastiterate.attacks.released_iterates import sample_likelihood_ratios
 from lastiterate.auditing.design import OneModel, Paired
 from lastiterate.auditing.evidence.estimates import Estimates, Question
 from lastiterate.auditing.evidence.forecast import Forecast

@@ -4,10 +4,8 @@ Only the canary and the noise move the model, so that the heuristic is exact and
 is either trained step by step, or drawn directly from its distribution. Drawing is much faster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,9 +33,6 @@ from lastiterate.common.validation import one_of
 from lastiterate.features import ADAM, GROUPS, RELEASES, REPLACEMENT, SEPARATION, Support
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    pass
 
 _MOST_SLOTS = 10_000
 

@@ -5,8 +5,6 @@ canary if it was in the batch. The sum of the log-likelihood ratios of all steps
 the epsilon of composition.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -14,8 +12,7 @@ import numpy as np
 
 from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References, Words
 from lastiterate.attacks.gradient_space import GradientSpace
-from lastiterate.attacks.likelihood_ratio import total_log_likelihood_ratio
-from lastiterate.attacks.released_iterates import Collected, recovered_gradients
+from lastiterate.attacks.released_iterates import Collected, recovered_gradients, total_log_likelihood_ratio
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, one_of
 from lastiterate.features import ADAM, BASIC, SHUFFLED, Support

@@ -19,8 +19,7 @@ from lastiterate.common.trees import leaves
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, told
 from lastiterate.features import COMBINATIONS, LINEAR, RELEASES, Support
-from lastiterate.privacy.mixtures.law import Law, law_of
-from lastiterate.privacy.mixtures.released_blocks import laws_in_order
+from lastiterate.privacy.mixtures.law import Law, law_of, laws_in_order
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """Input-space attacks: the canary is an example, and the score is minus the loss of the released model on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args

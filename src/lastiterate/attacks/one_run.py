@@ -65,7 +65,9 @@ class OneRun:
             return self._craft_mislabelled(run, problem, references, canaries)
         parameters = sum(sizes_of(problem))
         if canaries > parameters:
-            raise ValueError(f"models must be at most {parameters}, one canary a parameter, got {canaries}")
+            raise ValueError(
+                f"models must be at most {parameters}, because each canary needs a parameter of its own, got {canaries}"
+            )
         if self.references:
             drift = measure_drift(run, problem, references, self.references)
             movement, centre = drift.movement, drift.mean

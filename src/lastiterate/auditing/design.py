@@ -1,7 +1,5 @@
 """Designs of an audit (the list of its trials and of the canaries in each trial), and the quality of models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 

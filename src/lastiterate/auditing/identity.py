@@ -3,8 +3,6 @@
 Functions and classes of this package are identified by name, and a user's code by its source.
 """
 
-from __future__ import annotations
-
 import copyreg
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The function ``lastiterate.audit``: craft a canary, train with and without it, score the models, and report."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,7 +111,8 @@ def audit(
     given = Given(run, chosen, models, seed, test, data, open_ended=validity == "anytime")
     experiment = experiment_on(problem, given)
     try:
-        return conduct(experiment, question, store, engine, progress, ends, about=about)
+        with collected(experiment, question, store, engine, progress, ends, about=about) as kept:
+            return report(evidence_in(kept), question)
     except TrainerFailed as failed:
         if not isinstance(failed.error, Exception):  # a trainer must not end the caller's program
             raise
@@ -134,25 +133,6 @@ def about_of(name: str, owner: str, notes: str) -> dict[str, str]:
     return {key: text for key, text in given.items() if text.strip()}
 
 
-def conduct(
-    experiment: Experiment,
-    question: Question,
-    store: str | Path | None = None,
-    engine: str | Engine = "local",
-    progress: bool | None = None,
-    until: Until | None = None,
-    remarks: Sequence[str] = (),
-    about: Mapping[str, str] = MappingProxyType({}),
-) -> AuditResult:
-    """Run the missing trials of an experiment, and return the result. If the trainer fails, raise ``TrainerFailed``.
-
-    Remarks are printed after the last check that could stop the audit with an error.
-    """
-    said = [*remarks, *([remark] if (remark := question.remark(experiment.run)) else [])]
-    with collected(experiment, question, store, engine, progress, until, said, about) as kept:
-        return report(evidence_in(kept), question)
-
-
 @contextmanager
 def collected(
     experiment: Experiment,
@@ -164,12 +144,17 @@ def collected(
     remarks: Sequence[str] = (),
     about: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[MemoryStore]:
-    """Yield the store with all trials of an experiment, for callers that evaluate the scores themselves."""
+    """Run the missing trials of an experiment, and yield the store with all trials.
+
+    If the trainer fails, raise ``TrainerFailed``. Remarks are printed after the last check that could stop the audit
+    with an error.
+    """
+    said = [*remarks, *([remark] if (remark := question.remark(experiment.run)) else [])]
     computer = find_engine(engine)
     question.check(experiment.run, kind_of(experiment.design, Unknown()))
     with _open(store, experiment, about) as kept:
         watch = None if until is None else Watch(until)
-        _Session(experiment, kept, question, progress, watch).fill(computer, remarks)
+        _Session(experiment, kept, question, progress, watch).fill(computer, said)
         yield kept
     if isinstance(kept, Store):
         kept.check_kept()

@@ -1,7 +1,5 @@
 """Stopping rules for anytime-valid audits, and the times of interim estimates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic

@@ -1,7 +1,5 @@
 """Imports of a user's Python files, and digests of a user's code and of the user's files that it imports."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

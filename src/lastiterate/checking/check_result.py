@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from xml.etree import ElementTree
 
 from lastiterate.common.system import late
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from altair import LayerChart, VConcatChart
 
 Status = Literal["ok", "fault", "cannot tell", "not checked"]
+Numbers: TypeAlias = tuple[float | None, float | None, float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,8 @@ class Row:
     Attributes:
         name: what was measured.
         tensor: the tensor that was measured; None: all parameters together.
-        measured: the measured value; None if there is none.
+        measured: the measured value, with its interval from ``low`` to ``high``; None if there is none.
         declared: the declared value.
-        low: lower end of the interval of the measured value.
-        high: upper end of the interval.
         status: ``"ok"``, ``"fault"``, ``"cannot tell"`` or ``"not checked"``.
         advice: one sentence on the meaning of the row, and on the place to look in the code.
         smallest_fault: the smallest fault that the row would have found, with the probability of ``Allowances.power``.
@@ -52,44 +51,19 @@ class Row:
         """The name, with the tensor if there is one."""
         return f"{self.name} of {self.tensor}" if self.tensor else self.name
 
-    def finds(self, smallest_fault: str) -> Row:
-        """Return the row with the smallest fault that it would have found."""
-        return replace(self, smallest_fault=smallest_fault)
-
-    def fault(self, advice: str) -> Row:
-        """Return the row as a fault."""
-        return replace(self, status="fault", advice=advice)
-
-    def undecided(self, why: str, needs: str) -> Row:
-        """Return the row as one that cannot be decided."""
-        return replace(self, status="cannot tell", advice=why, needs=needs)
-
-    def skipped(self, why: str) -> Row:
-        """Return the row as one that does not apply."""
-        return replace(self, status="not checked", advice=why, needs="")
+    def now(self, status: Status, advice: str, needs: str = "") -> Row:
+        """Return the row with another status. What a row needs is only told if it cannot be decided."""
+        return replace(self, status=status, advice=advice, needs=needs)
 
     def plain(self) -> PlainRow:
-        """Return the row for JSON. Infinity, which JSON lacks, is None."""
-        fields = {name: _plain(value) for name, value in asdict(self).items()}
-        return {**fields, "smallest_fault": self.smallest_fault or None, "needs": self.needs or None}
+        """Return the row for JSON, without infinity."""
+        fields = {**asdict(self), "smallest_fault": self.smallest_fault or None, "needs": self.needs or None}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
 
 
-def _plain(value: str | float | None) -> str | float | None:
-    if value is None or isinstance(value, str):
-        return value
-    return float(value) if math.isfinite(value) else None
-
-
-def judged(
-    name: str,
-    numbers: tuple[float | None, float | None, float | None, float | None],
-    is_fault: bool,
-    advice: str,
-    smallest_fault: str = "",
-    tensor: str | None = None,
-) -> Row:
+def judged(name: str, numbers: Numbers, is_fault: bool, why: str, finds: str = "", tensor: str | None = None) -> Row:
     """Return a fault with its advice, or a row that is ok. ``numbers`` are measured, declared, low and high."""
-    return Row(name, tensor, *numbers, "fault" if is_fault else "ok", advice if is_fault else "", smallest_fault)
+    return Row(name, tensor, *numbers, "fault" if is_fault else "ok", why if is_fault else "", finds)
 
 
 def not_checked(name: str, why: str, tensor: str | None = None) -> Row:
@@ -115,7 +89,7 @@ class CheckResult:
         models: number of trained models with all steps, or with up to two steps less.
         error: probability that a correct training has any fault here.
         notes: further observations, in sentences.
-        short_models: number of trained models of three steps or fewer.
+        short_models: number of models with fewer steps: one, two, three, or one epoch.
     """
 
     run: DPSGD
@@ -130,8 +104,8 @@ class CheckResult:
         """The rows that are faults."""
         return self._of("fault")
 
-    def _of(self, *statuses: Status) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.status in statuses)
+    def _of(self, status: Status) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.status == status)
 
     @property
     def verdict(self) -> Status:
@@ -159,11 +133,8 @@ class CheckResult:
     @property
     def error_sentence(self) -> str:
         """The meaning of the error."""
-        short = f" and {self.short_models} of at most three steps" if self.short_models else ""
-        return (
-            f"{self.models} models{short}. For a correct training, the probability of any fault here is at most "
-            f"{spell(self.error)}."
-        )
+        models = f"{self.models} models{f' and {self.short_models} short ones' if self.short_models else ''}"
+        return f"{models}. For a correct training, the probability of any fault here is at most {spell(self.error)}."
 
     def to_dict(self) -> JsonObject:
         """Return the result for JSON."""
@@ -181,27 +152,22 @@ class CheckResult:
 
     def plot(self) -> LayerChart | VConcatChart:
         """Return an altair chart of the ratios with their intervals."""
-        chart: LayerChart | VConcatChart = late("plot.check:check_chart")(self)
-        return chart
+        return late("plot.check:check_chart")(self)  # type: ignore[no-any-return]
 
     def table(self, title: str) -> Table:
-        """Return the rows, the advice on faults and undecided rows, and the summary."""
-        cells = []
+        """Return the rows, the advice on rows that are not ok, and the summary."""
+        cells, told = list[list[str]](), dict[tuple[str, str], list[str]]()
         for row in self.rows:
-            numbers = (row.measured, row.declared, row.low, row.high)
-            written = ("" if value is None else spell(value) for value in numbers)
+            written = ("" if value is None else spell(value, 3) for value in (row.measured, row.declared))
             cells.append([row.title, *written, row.smallest_fault, row.status])
-        told = [f"{row.status.capitalize()}: {row.title}: {row.advice}." for row in self._of("fault", "cannot tell")]
-        notes = [*dict.fromkeys(told), *self.notes, self.sentence, self.error_sentence]
-        header = ("what", "measured", "declared", "low", "high", "would have found", "status")
-        return Table(title, header, cells, {1, 2, 3, 4}, notes)
+        for row in (*self.faults, *self._of("cannot tell"), *self._of("not checked")):
+            told.setdefault((row.status.capitalize(), row.advice), []).append(row.title)
+        notes = [f"{status}: {', '.join(dict.fromkeys(titles))}: {why}." for (status, why), titles in told.items()]
+        header = ("what", "measured", "declared", "would have found", "status")
+        return Table(title, header, cells, {1, 2}, [*notes, *self.notes, self.sentence, self.error_sentence])
 
     def __str__(self) -> str:
-        table = self.table(describe(self.run))
-        lines = [table.header, *table.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        return "\n".join([table.title, "", *(line.rstrip() for line in text), "", *map(str, table.notes)])
+        return str(self.table(describe(self.run)))
 
 
 def junit(result: CheckResult) -> bytes:

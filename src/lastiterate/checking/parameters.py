@@ -1,27 +1,26 @@
 """Parameters as one vector: flatten the result of a trainer, and convert a vector to the same form.
 
-A trainer may return NumPy and JAX arrays, PyTorch tensors, modules and state dicts, and dicts, lists and tuples of
-these. If JAX is loaded, it flattens other trees, such as equinox modules.
+Results are arrays, PyTorch modules and state dicts, dicts, lists and tuples of these, and trees that JAX can flatten.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 
 from lastiterate.auditing.experiments.user_trainer import Trained
 from lastiterate.common.trees import ForeignTree, array_like, leaves
-from lastiterate.common.types import FloatArray
+from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import told
 
 _TAKEN = "arrays, a dict, list or tuple of them, a PyTorch module or a state dict"
 _DEEPEST = 100  # levels of a tree; a list that contains itself has no end
-_LARGEST = 1e150  # the square of a larger number overflows
+_LARGEST = 1e150  # sums of squares of larger numbers overflow
 _ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -42,6 +41,10 @@ class Parameters:
         """The place of each tensor in the vector."""
         ends = accumulate((int(np.prod(shape)) for shape in self.shapes), initial=0)
         return [slice(begin, end) for begin, end in pairwise(ends)]
+
+    def columns(self, tensors: Sequence[int]) -> IntArray:
+        """Return the places of all numbers of these tensors in the vector."""
+        return np.concatenate([np.arange(len(self.vector))[self.slices[tensor]] for tensor in tensors])
 
 
 def flatten(result: ForeignTree) -> Parameters:
@@ -71,27 +74,20 @@ def flatten(result: ForeignTree) -> Parameters:
 
 def require_finite(parameters: Parameters) -> None:
     """Raise if parameters are NaN, infinite, or too large to square."""
-    if np.all(np.abs(parameters.vector) <= _LARGEST):
-        return
     for name, where in zip(parameters.names, parameters.slices, strict=True):
-        tensor = parameters.vector[where]
-        if bad := np.count_nonzero(~np.isfinite(tensor)):
-            raise ValueError(f"parameters must be finite, but {bad:,} of tensor {name!r} are NaN or infinite")
-        if bad := np.count_nonzero(np.abs(tensor) > _LARGEST):
-            raise ValueError(f"parameters must be in [-1e150, 1e150], but {bad:,} of tensor {name!r} are not")
+        if bad := np.count_nonzero(~(np.abs(parameters.vector[where]) <= _LARGEST)):
+            raise ValueError(
+                f"parameters must be finite, but {bad:,} of tensor {name!r} are NaN, infinite or too large"
+            )
 
 
 def require_same_form(parameters: Parameters, first: Parameters) -> None:
     """Raise if the tensors or shapes differ from those of the first training."""
-    if parameters.names != first.names:
-        had, now = (", ".join(map(repr, names[:4])) for names in (first.names, parameters.names))
-        raise ValueError(
-            f"parameters must have the same tensors in every training: the first had {had}, this one {now}"
-        )
-    for name, one, other in zip(first.names, first.shapes, parameters.shapes, strict=True):
-        if one != other:
+    for had, has in zip_longest(*(zip(each.names, each.shapes, strict=True) for each in (first, parameters))):
+        if had != has:
+            was, now = ("no more tensors" if pair is None else f"{pair[0]!r} of shape {pair[1]}" for pair in (had, has))
             raise ValueError(
-                f"parameters must have the same shapes in every training: {name!r} had {one}, and now has {other}"
+                f"parameters must have the same form in every training: the first had {was}, this one {now}"
             )
 
 

@@ -215,7 +215,9 @@ def _read_plainly(parameters: Foreign) -> Foreign:
 
 
 class _Plainly:
-    """Converts option values with the option's own parser, or to a text or a path. Typer converts all other values."""
+    """Converts the values of options that have a parser, or whose type is str or Path. Typer converts all other
+    values.
+    """
 
     def coerce(self, value: Foreign, param: Foreign, ctx: Foreign) -> Foreign:
         if value is None:

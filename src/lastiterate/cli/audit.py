@@ -126,7 +126,9 @@ def perform(
     if options.dry_run:
         _rehearse(subject, attack, planned, json, question, unseen and unseen())
         return 0
-    from lastiterate.auditing.run_audit import conduct
+    from lastiterate.auditing.evidence.report import report
+    from lastiterate.auditing.load_evidence import evidence_in
+    from lastiterate.auditing.run_audit import collected
     from lastiterate.auditing.stopping_rules import read_until
     from lastiterate.cli.report import finish
 
@@ -139,8 +141,8 @@ def perform(
     check_audit(store, options, inputs, json)
     with resumable(store), talk_on_stderr():
         remarks = [planned.remark] if planned.remark else []
-        about = options.about
-        result = conduct(experiment, question, store, engine, until=until, remarks=remarks, about=about)
+        with collected(experiment, question, store, engine, None, until, remarks, options.about) as kept:
+            result = report(evidence_in(kept), question)
     return finish(result, question, options.output, options.strict, json, details=options.details)
 
 

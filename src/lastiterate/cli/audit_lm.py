@@ -46,6 +46,11 @@ class TextOptions:
         str | None, Option("With --unit person: the field of the JSON lines that names the person.", "FIELD")
     ] = None
     trained: Annotated[Literal["all", "embeddings", "lora"], "Parameters that are trained (default: all)."] = "all"
+    lora_rank: Annotated[int | None, "Rank of the LoRA adapter (default: 8)."] = None
+    lora_alpha: Annotated[float | None, "Scale of the LoRA adapter (default: twice the rank)."] = None
+    lora_targets: Annotated[
+        str | None, Option("Layers with a LoRA adapter, separated by commas (default: all linear).", "NAMES")
+    ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16"], "Type in which the model computes and is released (default: float32)."
     ] = "float32"
@@ -63,13 +68,20 @@ class TextOptions:
             got = "without --by" if self.by is None else f"--by {self.by} with --unit {self.unit}"
             raise OptionError(f"--unit person and --by FIELD must be given together, got {got}")
 
+        given = {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": self.lora_targets}
+        named = [f"--lora-{name}" for name, value in given.items() if value is not None]
+        if named and self.trained != "lora":
+            raise OptionError(f"--trained must be lora with {named[0]}, got {self.trained}")
+
     def problem(self, group_size: int | None) -> TextProblem:
         """Return the problem that the options describe, with at most ``group_size`` texts per person."""
         self.check()
         assert self.model is not None
         assert self.text is not None
         from lastiterate.lm import TextProblem, read_texts
+        from lastiterate.lm.text_problem import Lora
 
+        targets = None if self.lora_targets is None else tuple(self.lora_targets.split(","))
         given = read_texts(self.text, persona=self.persona, by=self.by)
         if self.examples is not None:
             given = given.at(range(integer("examples", self.examples, 1, len(given))))
@@ -93,6 +105,7 @@ class TextOptions:
             microbatch=self.microbatch,
             checkpointing=self.checkpointing,
             device=self.device,
+            lora=Lora(Lora.rank if self.lora_rank is None else self.lora_rank, self.lora_alpha, targets),
         )
 
     def _held_out(self) -> float | Texts:
@@ -119,6 +132,9 @@ def audit_lm(
     ] = "gradient",
     canary_length: Annotated[int, "Tokens of the canary (default: 16)."] = 16,
     one_run: Annotated[bool, "Train once, with many canaries. --models is their number (default: auto)."] = False,
+    canary: Annotated[
+        Literal["tokens", "sampled"], "With --one-run: unseen tokens (default), or texts that the model writes."
+    ] = "tokens",
     models: Annotated[
         int | str | None,
         Option(
@@ -152,6 +168,8 @@ def audit_lm(
     check_page(options.output)
     if one_run and score == "loss":
         raise OptionError("--score must be gradient or rows with --one-run, got 'loss'")
+    if canary != "tokens" and not one_run:
+        raise OptionError(f"--canary must be given with --one-run, got {canary!r} without it")
     if canary_length < 2:
         raise OptionError(f"--canary-length must be at least 2, got {canary_length}")
     inputs = {"--text": given_files(texts.text), "--held-out": given_files(texts.held_out)}
@@ -172,7 +190,7 @@ def audit_lm(
 
     attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)
     if one_run and score != "loss":  # checked above
-        attack = OneRunTokens(score, canary_length)
+        attack = OneRunTokens(score, canary_length, canary=canary)
     with talk_on_stderr():
         problem = texts.problem(method_.group_size)
         subject = text_subject(problem, described)

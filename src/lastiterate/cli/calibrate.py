@@ -1,7 +1,5 @@
 """The commands ``lastiterate calibrate`` and ``plan``: the noise for a target, of one run or by batch size."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import lastiterate

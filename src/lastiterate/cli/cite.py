@@ -1,7 +1,5 @@
 """The command ``lastiterate cite``: BibTeX entries of the tool and of the paper."""
 
-from __future__ import annotations
-
 from lastiterate.cli.options import Json, unfold
 from lastiterate.cli.output import print_json
 

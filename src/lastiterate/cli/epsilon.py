@@ -1,8 +1,6 @@
 """The commands ``lastiterate epsilon`` and ``delta``: privacy of the released model of a run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from lastiterate.citation import mu_of, mu_sentence, risk_sentences, risks_of
 from lastiterate.cli.options import (
@@ -18,13 +16,10 @@ from lastiterate.cli.options import (
 )
 from lastiterate.cli.output import check_plot, print_answers, print_json, print_note, tracker, write_plot
 from lastiterate.common.validation import number
-from lastiterate.compare_analyses import answer_fields, ask, ask_all, instead_of_shuffling, run_fields
+from lastiterate.compare_analyses import Answer, Curves, answer_fields, ask, ask_all, instead_of_shuffling, run_fields
 from lastiterate.formatting import describe, neighbours_of, notes_on, spell_exact, spell_up
 from lastiterate.registry import PROMISES, expected_of
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.compare_analyses import Answer, Curves
 
 _DIGITS = 3  # significant digits of an epsilon that people read
 

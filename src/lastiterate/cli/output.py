@@ -201,9 +201,9 @@ def check_plot(path: Path | None) -> None:
         check_target(path)
 
 
-def write_plot(make: Callable[[], Picture], path: Path, *, quiet: bool, has_notes: bool = True) -> None:
+def write_plot(make: Callable[[], Picture], path: Path, *, quiet: bool) -> None:
     """Draw a picture after the table is printed, and end the command with the exit status of ``write_beside``."""
-    raise typer.Exit(write_beside(pictures(make, [path]), quiet=quiet, has_notes=has_notes))
+    raise typer.Exit(write_beside(pictures(make, [path]), quiet=quiet))
 
 
 def picture_files(name: str, output: Path) -> list[Path]:

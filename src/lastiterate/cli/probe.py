@@ -1,7 +1,5 @@
 """The command ``lastiterate probe``: counterexamples whose last iterate leaks more than the heuristic predicts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

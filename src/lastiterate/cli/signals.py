@@ -4,8 +4,6 @@ This module is loaded before everything else, so it imports little. The handlers
 exceptions in its callbacks, and crashes at exit if an exception interrupts its import or a compilation.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -4,8 +4,6 @@ Temporary files are removed when the process ends, unless it was ended by kill -
 same file removes temporary files that were left behind.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Search for the number at which a monotone condition begins to hold: by doubling, and by bisection."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

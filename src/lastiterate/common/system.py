@@ -1,7 +1,5 @@
 """System functions: cores, memory, cache folders, and functions that are imported by name."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -3,8 +3,6 @@
 Only NumPy is imported. If an array of another library exists, that library has already been imported.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Type aliases: arrays by the type of their elements, rows of plain values, and JSON objects."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar

@@ -3,8 +3,6 @@
 Each function returns the valid value or raises ValueError.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Hashable, Iterable, Sequence

@@ -5,8 +5,6 @@ huge array, so all readers share one limit. The environment variable ``LASTITERA
 parsing needs more memory than the file has bytes, the limit is divided by ``PARSED``, ``TEXTS`` or ``LINE``.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import pickletools

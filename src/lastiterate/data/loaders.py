@@ -4,8 +4,6 @@ CIFAR-10 is read in its Python version (pickles) and in its binary version. Pick
 A size that a zip directory or an array header states is not trusted: no memory is reserved before bytes are read.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct
@@ -19,6 +17,7 @@ from numpy.lib import format as npy
 
 from lastiterate.common.errors import install_hint
 from lastiterate.common.types import IntArray, NumberArray, UInt8Array
+from lastiterate.common.validation import number
 from lastiterate.data.dataset import Dataset
 from lastiterate.data.files import (
     Allowance,
@@ -172,6 +171,8 @@ def load_npz(path: Location, feature_norm: float | None = None) -> Dataset:
     ``feature_norm`` features. The data set is named after the file.
     """
     source = as_path(path)
+    if feature_norm is not None:
+        number("feature_norm", feature_norm, 0.0, open_low=True)
     allowance = Allowance()
     with decoding(source, "an .npz archive of numeric arrays") as file:
         if file.peek(6).startswith(npy.MAGIC_PREFIX):
@@ -218,7 +219,7 @@ def _read_npz(path: Path, archive: ZipFile, name: str, allowance: Allowance) -> 
 
 
 class _InSips:
-    """A stream with reads of at most 4 KiB, because LZMA can unpack 4 KiB to 32 MiB in one read."""
+    """A stream that returns at most 4 KiB per read, because LZMA can expand 4 KiB of input into 32 MiB in one read."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream

@@ -66,7 +66,7 @@ class BallsInBinsSampler:
         self._position = integer("position", position, 0, self.batches - 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the seed and the number of batches taken. Keep it as secret as the seed."""
+        """Return the state of the sampler. It contains the seed, so keep it secret."""
         values = (self.examples, self.batches, self.seed, self.epoch, self._position)
         return dict(zip(_STATE, values, strict=True))
 

@@ -74,8 +74,8 @@ def _of_bands(config: Foreign, optimizer: Optimizer | None) -> DPSGD:
     most, sampling = config.truncated_batch_size, _of_poisson(config)
     if most is not None and strategy.size > 1:
         raise ValueError(
-            f"truncated_batch_size must be None for a strategy of several bands, got {most!r}: describe the run with "
-            "lastiterate.DPSGD(...), whose guarantee for correlated noise holds for all batches"
+            f"truncated_batch_size must be None if the strategy has several bands, got {most!r}: for a guarantee that "
+            "holds for any batches, describe the run with lastiterate.DPSGD(...)"
         )
     run = DPSGD(
         *(config.iterations, rate, noise, sampling, clip_norm, optimizer),

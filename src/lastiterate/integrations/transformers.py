@@ -76,7 +76,7 @@ class PrivacyCallback(TrainerCallback):
                 raise BadArgument("card", f"must end in .md, got {str(card)!r}")
             check_writable(self.card, "card")
         self.warnings: dict[str, str] = {}  # each with a name
-        self._logged = 0
+        self._logged, self._is_refuted = 0, False
         self._first: dict[str, torch.Tensor] = {}
         self._divisor: float | None = None
 
@@ -126,6 +126,7 @@ class PrivacyCallback(TrainerCallback):
                 "The loss of a batch is not the mean of its examples' own losses. An example's gradient depends on who "
                 "else was drawn, and no guarantee holds. Override compute_loss: average over the tokens of each "
                 "example first, and then over examples.",
+                is_fatal=True,
             )
 
     def _look_at(self, loader: Foreign, args: Foreign) -> None:
@@ -134,8 +135,7 @@ class PrivacyCallback(TrainerCallback):
         except ValueError as refusal:
             self._warn("loader", f"It is not known how batches are drawn, because {refusal}")
             return
-        size, together = len(loader.dataset), args.gradient_accumulation_steps
-        declared = args.train_batch_size * args.world_size
+        size, declared = len(loader.dataset), args.train_batch_size * args.world_size
         if drawn.batches not in (size // declared, -(-size // declared)):
             self._warn(
                 "batch size",
@@ -155,12 +155,6 @@ class PrivacyCallback(TrainerCallback):
                 f"{left:,} of {size:,} examples are dropped in every epoch, with the last batch. The sample rate is "
                 "that of the other examples.",
             )
-        if left := drawn.batches % together:
-            self._warn(
-                "accumulation",
-                f"The last update of an epoch has {left} batches, and the others have {together}. No analysis supports "
-                "shuffled batches of different sizes.",
-            )
 
     def on_optimizer_step(self, args: Foreign, state: Foreign, control: Foreign, **more: Foreign) -> None:
         """Notice if the number by which sums of gradients are divided follows the drawn batch."""
@@ -170,18 +164,19 @@ class PrivacyCallback(TrainerCallback):
                 f"Sums of gradients were divided by {self._divisor:g} and then by "
                 f"{self._optimizer.expected_batch_size:g}: dividing by the size of the drawn batch has no guarantee. "
                 "Leave expected_batch_size as make_private sets it.",
+                is_fatal=True,
             )
 
     def on_log(self, args: Foreign, state: Foreign, control: Foreign, **more: Foreign) -> None:
-        """Log the values of the run so far after the Trainer's own, once for each number of steps."""
+        """Log the values of the run so far after the Trainer's own, once for each number of steps.
+
+        Nothing is logged after a warning that no guarantee holds.
+        """
         recorded = self._recorded()
         if recorded == self._logged or not recorded:
             return
-        self._logged = recorded
-        try:
-            run = self.run
-        except ValueError as refusal:
-            self._warn("run", f"Guarantee and prediction are not known, because {refusal}")
+        self._logged, run = recorded, self._analysed()
+        if run is None:
             return
         answers = {
             "guaranteed_epsilon": guaranteed(run, self.delta)[1],
@@ -205,6 +200,7 @@ class PrivacyCallback(TrainerCallback):
                 "noise",
                 f"The Trainer counts {updates:,} updates, and Opacus added noise to {recorded:,}: the others are not "
                 "accounted for. After resuming, load the engine's state as well.",
+                is_fatal=True,
             )
         now = dict(self.trainer.model.named_parameters())
         if still := [name for name, before in self._first.items() if torch.equal(before, _some(now[name]))]:
@@ -224,8 +220,11 @@ class PrivacyCallback(TrainerCallback):
         write_whole(path.with_suffix(".json"), beside.encode(), "card")
 
     def facts(self) -> Fields:
-        """Return the facts of the card as JSON fields."""
-        run = self.run
+        """Return the facts of the card as JSON fields. If a warning says that no guarantee holds, it has no numbers."""
+        run = self._analysed()
+        rest = {"warnings": list(self.warnings.values()), "versions": {name: version(name) for name in _LIBRARIES}}
+        if run is None:
+            return {"words": ["No guarantee is known for this training, and nothing is predicted."], **rest}
         answers = {
             "guaranteed": guaranteed(run, self.delta)[1],
             "predicted": ask(run, "last_iterate", lambda curve: curve.epsilon(self.delta)),
@@ -237,14 +236,22 @@ class PrivacyCallback(TrainerCallback):
             **answer_fields(answers, run),
             "mu": mu_of(run).fields(),
             "risk": [each.fields() for each in risks_of(run)],
-            "warnings": list(self.warnings.values()),
-            "versions": {name: version(name) for name in _LIBRARIES},
+            **rest,
         }
+
+    def _analysed(self) -> DPSGD | None:
+        """Return the run, or None if a warning says why it has no guarantee."""
+        try:
+            return None if self._is_refuted else self.run
+        except ValueError as refusal:
+            self._warn("run", f"Guarantee and prediction are not known, because {refusal}")
+            return None
 
     def _recorded(self) -> int:
         return sum(count for _, _, count in self.engine.accountant.history)
 
-    def _warn(self, name: str, words: str) -> None:
+    def _warn(self, name: str, words: str, *, is_fatal: bool = False) -> None:
+        self._is_refuted |= is_fatal
         if name not in self.warnings:
             self.warnings[name] = words
             warnings.warn(words, PrivacyWarning, stacklevel=2)

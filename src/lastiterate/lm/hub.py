@@ -174,7 +174,10 @@ def _check_folder(folder: Path) -> None:
     _check_counts(folder / _CONFIG, config)
     for key, must in (
         ("transformers_weights", "leave it to transformers which file holds the weights"),
-        ("quantization_config", "describe a model that is not quantized"),
+        (
+            "quantization_config",
+            "describe a model in float32 or bfloat16, since 8-bit weights cannot be trained",
+        ),
     ):
         if any(isinstance(part, dict) and part.get(key) is not None for part in _values_in(config)):
             raise BadFile(f"{str(folder / _CONFIG)!r} must {must}, got one with {key}")

@@ -1,7 +1,5 @@
 """Audits of language models: many fine-tunings with one canary, or one fine-tuning with many canaries."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from torch import Tensor
 from lastiterate.auditing.audit_target import Subject
 from lastiterate.common.errors import MissingExtra
 from lastiterate.common.types import Foreign, IntArray
-from lastiterate.common.validation import instance, integer, one_of, told
+from lastiterate.common.validation import instance, integer, number, one_of, told
 from lastiterate.lm import hub
 from lastiterate.lm.example_gradients import ExampleGradients, Tensors
 from lastiterate.lm.texts import Texts, Unit, split_texts
@@ -28,10 +28,34 @@ from lastiterate.run import DPSGD
 
 Trained: TypeAlias = Literal["all", "embeddings", "lora"]
 
-LORA_RANK = 8
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapter of ``trained="lora"``: its rank, its scale alpha (default: 2 rank), and the layers that have one.
+
+    ``targets`` are names of linear layers as peft takes them, such as ("q_proj", "v_proj"). None means all of them.
+    """
+
+    rank: int = 8
+    alpha: float | None = None
+    targets: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        integer("lora_rank", self.rank)
+        if self.alpha is not None:
+            number("lora_alpha", self.alpha, 0.0, open_low=True)
+
+    def config(self, peft: Foreign) -> Foreign:
+        """Return peft's description of the adapter."""
+        targets = "all-linear" if self.targets is None else list(self.targets)
+        alpha = 2 * self.rank if self.alpha is None else self.alpha
+        return peft.LoraConfig(r=self.rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
 
 
-def choose_trained(model: CausalModel, trained: Trained) -> CausalModel:
+ALL_LINEAR = Lora()
+
+
+def choose_trained(model: CausalModel, trained: Trained, lora: Lora = ALL_LINEAR) -> CausalModel:
     """Set ``requires_grad`` on the trained parameters. For "lora", return the model with an adapter."""
     if trained != "lora":
         for parameter in model.parameters():
@@ -47,9 +71,11 @@ def choose_trained(model: CausalModel, trained: Trained) -> CausalModel:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns about saving adapters, but none is saved here
         torch.manual_seed(0)  # the adapter's random start must be the same in every session
-        shape: Foreign = {"r": LORA_RANK, "lora_alpha": 2 * LORA_RANK}
-        config = peft.LoraConfig(**shape, target_modules="all-linear", task_type="CAUSAL_LM")
-        return cast("CausalModel", peft.get_peft_model(model, config, autocast_adapter_dtype=False))
+        try:
+            adapted = peft.get_peft_model(model, lora.config(peft), autocast_adapter_dtype=False)
+        except ValueError as error:
+            raise ValueError(f"lora_targets must be names of the model's layers, got {lora.targets}: {error}") from None
+        return cast("CausalModel", adapted)
 
 
 def _tables(model: Foreign) -> list[Tensor]:
@@ -82,6 +108,7 @@ class TextProblem:
     device: str | None = field(default=None, compare=False)
     people: int | None = field(default=None, compare=False)  # number of people; None if each example is a unit
     of_a_person: int = field(default=1, compare=False)  # largest number of examples of one person
+    lora: Lora = ALL_LINEAR
 
     def __post_init__(self) -> None:
         one_of("trained", self.trained, get_args(Trained))
@@ -106,6 +133,7 @@ class TextProblem:
         microbatch: int | None = None,
         checkpointing: bool = False,
         device: str | None = None,
+        lora: Lora = ALL_LINEAR,
     ) -> TextProblem:
         """Tokenise the texts with the model's tokenizer.
 
@@ -121,6 +149,7 @@ class TextProblem:
             microbatch: number of examples that are computed at once. By default, as many as fit in memory.
             checkpointing: save memory by computing activations twice.
             device: PyTorch's device. By default, a GPU if there is one.
+            lora: the adapter that ``trained="lora"`` trains. By default, rank 8 in all linear layers.
         """
         integer("longest", longest, 2)
         instance("texts", texts, Texts, "lm.Texts, the result of lm.read_texts")
@@ -147,6 +176,7 @@ class TextProblem:
             device,
             None if trained_on.people is None else len(set(trained_on.people)),
             trained_on.most_of_a_person,
+            instance("lora", lora, Lora, "a lm.text_problem.Lora"),
         )
 
     @property
@@ -157,7 +187,9 @@ class TextProblem:
     def words(self) -> str:
         count = sum(value.numel() for value in load(self).start.values())
         name = Path(self.model).name
-        parts = {"all": "", "embeddings": ", embeddings only", "lora": ", a LoRA adapter"}[self.trained]
+        parts = {"all": "", "embeddings": ", embeddings only", "lora": f", a LoRA adapter of rank {self.lora.rank}"}[
+            self.trained
+        ]
         long = f"{self.tokens.ids.shape[1]} tokens" if self.tokens.cut else "all tokens"
         whose = "" if self.people is None else f" of {self.people:,} people"
         return f"{name} ({count:,} parameters trained{parts}) on {self.size:,} {self.unit}s{whose}, {long} of each"
@@ -229,7 +261,7 @@ def load(problem: TextProblem) -> Loaded:
             for table in set(_tables(model)):
                 table[rows:] = table[:rows].mean(0)  # not random, so that all sessions have the same rows
         unseen = np.arange(rows, rows + problem.added_tokens)
-    model = choose_trained(model, problem.trained).to(device)
+    model = choose_trained(model, problem.trained, problem.lora).to(device)
     start = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     saving: Foreign = {"microbatch": problem.microbatch, "checkpointing": problem.checkpointing}
     gradients = ExampleGradients(model, start, width, **saving)

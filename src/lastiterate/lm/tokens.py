@@ -1,7 +1,5 @@
 """Texts as tokens, unseen tokens, limits on tokenizers, types of Hugging Face models, and gradients of logits."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

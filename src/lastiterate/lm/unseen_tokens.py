@@ -247,9 +247,7 @@ class UnseenTokens:
         one = find_direction(load(problem), canary, self.score)
         lengths = [Between(one, find_direction(load(problem), each, self.score)).length for each in drawn]
         if max(lengths) < _LEAST_LENGTH:
-            least = (
-                "two of the tokenizer's tokens unused where one canary replaces another, but one alone does not occur"
-            )
+            least = "two of the tokenizer's tokens unused, because one canary replaces another, but only one is unused"
             raise ValueError(f"texts must leave {least}: {_ADD_TOKENS}")
         return drawn[int(np.argmax(lengths))]
 

@@ -3,8 +3,6 @@
 ``BASE`` is the style that all pages share: on a desktop, on a phone, in dark mode and in print.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import json

@@ -126,7 +126,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#222222")
 _DASHES = ([1, 0], [7, 5], [2, 3], [10, 3, 2, 3], [4, 4], [1, 0])
 
 
-def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> alt.Chart:
+def releases_chart(runs: list[DPSGD], delta: float) -> alt.Chart:
     """Return epsilon over the number of released iterates, with one line for each of up to six runs."""
     if not 0 < len(runs) <= len(_COLOURS):
         raise BadArgument("runs", f"must be 1 to {len(_COLOURS)}, got {len(runs)}")
@@ -134,7 +134,7 @@ def releases_chart(runs: list[DPSGD], delta: float, track: Track = iter) -> alt.
     rows: list[Row] = []
     for label, run in zip(labels, runs, strict=True):
         counts = np.unique(np.rint(np.geomspace(1, run.steps, _COUNTS)).astype(np.int64)).tolist()
-        for count in track(counts):
+        for count in counts:
             epsilon = LAST_ITERATE.curve(run.replace(releases=count)).epsilon(delta)
             rows.append({"run": label, "releases": count, "epsilon": epsilon})
     colours, dashes = dict(zip(labels, _COLOURS, strict=False)), dict(zip(labels, _DASHES, strict=False))

@@ -4,8 +4,6 @@ Delta is the larger of two hockey-stick divergences (the paper's equation 2), an
 The trade-off function is defined as by Dong et al. (Gaussian Differential Privacy, 2022).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Batches of both trainers: random ones, and stretches of an order (full, fixed-size and shuffled batches)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

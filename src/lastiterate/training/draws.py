@@ -10,8 +10,6 @@ distribution function. The table is computed once in float64. JAX's own binomial
 not exact for counts in the millions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

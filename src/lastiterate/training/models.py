@@ -8,8 +8,6 @@ CNN and MLP use tanh, which suits private training better than ReLU (Papernot et
 of De et al. (2022), with group normalisation and weight standardisation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias

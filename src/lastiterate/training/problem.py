@@ -77,7 +77,7 @@ class Problem:
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(self.examples)]
         sizes = {shape[0] if shape else None for shape in shapes}
         if len(sizes) > 1 or None in sizes:
-            raise ValueError(f"examples must be arrays with one leading axis of equal length, got {shown(shapes)}")
+            raise ValueError(f"examples must be arrays of equal length along their first axis, got {shown(shapes)}")
         return int(sizes.pop() or 0) if sizes else 0
 
     @property

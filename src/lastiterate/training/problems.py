@@ -7,8 +7,6 @@ convex functions of smoothness beta, the step contracts by max(|1 - eta lambda|,
 batch of b examples (docs/method.md, "Convex losses").
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 
@@ -177,7 +175,7 @@ def _key(seed: int) -> jax.Array:
 
 def _images(dataset: Dataset) -> Dataset:
     if _checked(dataset).feature_norm is not None:
-        raise ValueError(f"model must be mlp, logistic or ridge for features, which {dataset.name} holds: no images")
+        raise ValueError(f"model must be mlp, logistic or ridge, because {dataset.name} holds features, not images")
     return dataset
 
 
@@ -250,9 +248,9 @@ def _smoothness(problem: Problem, run: DPSGD, most: float) -> float:
         largest = math.hypot(most, 1.0)  # norm of features and bias
         if run.clip_norm * (1.0 + 1e-12) < math.sqrt(2.0) * largest:  # sqrt(2)^2 is above 2 by rounding
             raise ValueError(
-                f"clip_norm must be at least sqrt(2) times the largest norm of features and bias, "
-                f"{math.sqrt(2.0) * largest:.6g}, with softmax, got {run.clip_norm!r}: clipped gradients of softmax "
-                "may bring two models apart"
+                f"clip_norm must be at least {math.sqrt(2.0) * largest:.6g} with softmax, which is sqrt(2) times the "
+                f"largest norm of features and bias, got {run.clip_norm!r}: with a smaller clip_norm, a step may "
+                "increase the distance between two models"
             )
         return _OF_SOFTMAX * largest**2
     raise ValueError(

@@ -1,7 +1,5 @@
 """Tested configurations: a data set, a model, and a run with a known epsilon by composition."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

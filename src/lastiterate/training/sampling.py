@@ -5,8 +5,6 @@ With group size m, the canary has slots n to n + m - 1. A batch is split into bl
 Blocks are taken until every model has its whole batch, so shapes are static and no batch is truncated.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

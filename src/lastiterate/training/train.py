@@ -1,7 +1,5 @@
 """Training of many models in one call, and measurement of Adam's second moment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock

@@ -41,7 +41,8 @@ LARGEST_BLOCK_OF_SUMS = 32  # for convolutions, where one example gives many row
 
 
 def _accelerator() -> dict[str, int]:
-    return jax.local_devices()[0].memory_stats() or {}
+    (device,) = jax.numpy.zeros(()).devices()  # the device that JAX uses now
+    return device.memory_stats() or {}
 
 
 def available_bytes() -> int:

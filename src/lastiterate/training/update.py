@@ -1,7 +1,5 @@
 """One step of SGD or Adam, with PyTorch's conventions, and the released parameters."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 The functions run in worker processes and only read the stores.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic

@@ -4,8 +4,6 @@ The functions take the texts of the form and return JSON values. They also expor
 code. They run in the processes of ``workers.py``. Bad input raises a ValueError with one sentence.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -143,8 +143,7 @@ def description() -> JsonObject:
 
 
 def counting(texts: dict[str, str]) -> dict[str, str]:
-    """Return the texts of the fields that are used, by option. Empty fields are not used, nor fields whose ``needs``
-    are not met.
+    """Map each option to the text of its field. Skip empty fields, and fields whose ``needs`` are not met.
 
     If the field "length" is not given, it is "steps" if only steps are given, and "epochs" otherwise.
     """

@@ -4,8 +4,6 @@ If a question takes too long, or its client has disconnected, its process is kil
 itself when the server is gone, even if the server was killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import signal

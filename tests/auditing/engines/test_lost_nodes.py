@@ -119,7 +119,7 @@ def train(seed, canary):
     time.sleep(0.15)
     return float(canary)
 """)
-    audit = start(tmp_path, options, "--store", str(store), "--engine", "ray", "--address", "local")
+    audit = start(tmp_path, options, store, "--engine", "ray", "--address", "local")
     wait_for_trials(audit, store, 2)
     audit.send_signal(number)
     said = finish(audit, status)

@@ -7,8 +7,7 @@ import pytest
 
 import lastiterate as li
 from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, Unknown
-from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
-from lastiterate.attacks.released_iterates import sample_released_scores
+from lastiterate.attacks.released_iterates import sample_likelihood_ratios, sample_released_scores
 from lastiterate.auditing.design import OneModel, Paired
 from lastiterate.auditing.evidence.estimates import Estimates, Question
 from lastiterate.auditing.evidence.score_signal import kind_of

@@ -10,27 +10,19 @@ from lastiterate.attacks.adversarial import sample_scores
 from lastiterate.attacks.attack import LinearScores
 from lastiterate.auditing.evidence.claims import claim_of
 from lastiterate.auditing.evidence.error_rates import ErrorCounts, both
-from lastiterate.auditing.evidence.estimates import Estimates, Question
 from lastiterate.auditing.evidence.forecast import Forecast
-from lastiterate.auditing.evidence.score_signal import Kind, guarantee_of
-from lastiterate.auditing.evidence.verdict import verdict_on
+from lastiterate.auditing.evidence.score_signal import guarantee_of
 from lastiterate.auditing.evidence.verdict_strength import chance_to_refute
 
 RUN = li.DPSGD(100, 0.1, 0.94)
 AUDITS = 200
 
 
-def simulated(models, generator, factor=1.0, spread=1.0):
-    """Scores of a training with its noise divided, in units of the noise that was described."""
-    trained = RUN.replace(noise_multiplier=RUN.noise_multiplier / factor)
-    worlds = (sample_scores(trained, np.full(models, here), generator) / factor for here in (True, False))
+def simulated(models, generator, spread):
+    """Scores that spread more than the noise."""
+    worlds = (sample_scores(RUN, np.full(models, here), generator) for here in (True, False))
     more = math.sqrt(spread**2 - 1.0)
     return tuple(scores + more * generator.standard_normal(models) for scores in worlds)
-
-
-def within(share, chance):
-    """Whether a share of so many audits is within four standard deviations of what was predicted."""
-    return abs(share - chance) <= 4.0 * math.sqrt(chance * (1.0 - chance) / AUDITS) + 1e-9
 
 
 @pytest.mark.parametrize("validity", ["fixed", "anytime"])
@@ -40,28 +32,13 @@ def test_so_many_audits_reach_the_detectable_epsilon_and_the_median(method, vali
     rates = {chance: forecast.reached(method, chance) for chance in (0.8, 0.5)}
     generator, threshold = np.random.default_rng(1), forecast.threshold_for(method, 0.95)
     found = [
-        li.estimate(*simulated(128, generator, spread=1.2), 1e-5, 0.95, method, threshold, RUN, validity).epsilon
+        li.estimate(*simulated(128, generator, 1.2), 1e-5, 0.95, method, threshold, RUN, validity).epsilon
         for _ in range(AUDITS)
     ]
     for chance, epsilon in rates.items():
         if epsilon > 0.0:  # whole numbers of errors: at least as many reach it, and fewer what is just above
             assert np.mean(np.array(found) >= epsilon - 1e-6) >= chance - 4 * math.sqrt(0.25 / AUDITS)
             assert np.mean(np.array(found) > epsilon + 1e-6) <= chance + 4 * math.sqrt(0.25 / AUDITS)
-
-
-@pytest.mark.parametrize(("factor", "models"), [(2.0, 100), (3.0, 40)])
-def test_so_many_faulty_trainings_are_refuted_as_predicted(factor, models):
-    claim, generator = claim_of(RUN, 1e-5), np.random.default_rng(2)
-    chance = chance_to_refute(Forecast(RUN, models), claim, factor)
-    refuted = [
-        verdict_on(
-            claim, Kind.LAST_ITERATE, Estimates(RUN, LinearScores(), *simulated(models, generator, factor), Question())
-        )[0]
-        == "violation"
-        for _ in range(AUDITS)
-    ]
-    assert 0.05 < chance < 0.95
-    assert within(np.mean(refuted), chance)
 
 
 def test_joint_law_of_two_thresholds_has_both_binomials_as_margins():

@@ -128,12 +128,3 @@ def share_of_false_claims(values, threshold, method, confidence=0.95):
 @pytest.mark.parametrize("values", [{0: 18, 1: 2}, {0: 10, 1: 10}, {0: 4, 1: 30}, {0: 14, 1: 3, 2: 3}, {0: 70, 1: 30}])
 def test_tied_scores_of_pure_noise_show_something_no_more_often_than_stated(values, method, threshold):
     assert share_of_false_claims(values, threshold, method) <= 0.05
-
-
-@pytest.mark.parametrize("threshold", ["a-priori", "corrected"])
-@pytest.mark.parametrize("levels", [2, 5, 40])
-def test_simulated_discrete_scores_of_pure_noise_show_something_no_more_often_than_stated(levels, threshold):
-    def noise(generator, is_in):
-        return generator.integers(0, levels, is_in.size).astype(float)
-
-    assert share_above(noise, 20, 0.0, method="one-run", threshold=threshold) <= allowed(0.95)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -160,49 +159,3 @@ def test_what_is_in_its_place_now_is_left_as_it_is(place, damage):
     with Store.read(place) as other:
         assert len(other.done()) == 100
         assert other.record.data == "a test"
-
-
-TRAINER = """
-import os, shutil, sys
-from pathlib import Path
-calls = 0
-
-def train(seed, canary):
-    global calls
-    calls += 1
-    store, how = Path(os.environ["STORE"]), os.environ["HOW"] if calls == 7 else ""
-    if how == "removed":
-        store.unlink()
-    if how == "overwritten":
-        os.truncate(store, 100)
-    if how == "folder":
-        shutil.rmtree(store.parent)
-    return seed % 1000 / 500 + canary
-"""
-
-
-@pytest.mark.parametrize("how", ["removed", "overwritten", "folder"])
-def test_the_command_says_where_the_trials_are_and_ends_with_3(place, how):
-    trainer = Path("t.py")
-    trainer.write_text(TRAINER)
-    options = ["--steps", "30", "--sample-rate", "0.1", "--noise-multiplier", "1", "--models", str(MODELS)]
-
-    def run(store, how):
-        command = [sys.executable, "-m", "lastiterate", "audit", "--trainer", f"{trainer}:train", *options]
-        environment = {**os.environ, "STORE": str(store), "HOW": how}
-        return subprocess.run(
-            [*command, "--store", store, "--json"], env=environment, capture_output=True, text=True, timeout=120
-        )
-
-    lost = run(place, how)
-    assert (lost.returncode, lost.stdout) == (3, "")
-    folder = Path.cwd() if how == "folder" else place.parent
-    fate = "overwritten, or lost its log," if how == "overwritten" else "removed"
-    assert lost.stderr == (
-        f"the store {str(place)!r} was {fate} while the audit ran: its 7 trials are now in "
-        f"{str(folder / 's-rescued.sqlite')!r}, and the same command continues with this file as --store\n"
-    )
-    resumed = run(folder / "s-rescued.sqlite", "")
-    assert (resumed.returncode, resumed.stderr) == (0, "")
-    with Store.read(folder / "s-rescued.sqlite") as store:
-        assert len(store.done()) == 2 * MODELS

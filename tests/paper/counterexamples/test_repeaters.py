@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import binom, chisquare, ks_2samp
 
 import lastiterate as li
-from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
+from lastiterate.attacks.released_iterates import sample_likelihood_ratios
 from lastiterate.paper.counterexamples.malicious import DEFAULTS, Malicious, Reader, amplification, pass_rates, seen
 from lastiterate.paper.counterexamples.setting import last_iterate_scores
 from lastiterate.training import TrainingDiverged, train

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
 import lastiterate as li
-from lastiterate.attacks.likelihood_ratio import sample_likelihood_ratios
+from lastiterate.attacks.released_iterates import sample_likelihood_ratios
 from lastiterate.cli.probe import STORIES
 from lastiterate.paper.counterexamples import shift
 from lastiterate.paper.counterexamples.setting import last_iterate_scores

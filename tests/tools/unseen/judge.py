@@ -9,7 +9,7 @@ from collections import Counter
 
 import lastiterate as li
 
-from .catalogue import CORRECT, FAULTS
+from .catalogue import CORRECT, FAULTS, REPORTED
 from .trainer import Training
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--steps", choices=["yes", "no"], default="yes")
     parser.add_argument("--only", default="", help="part of a name")
     options = parser.parse_args()
-    for title, trainings in (("faults", FAULTS), ("correct", CORRECT)):
+    for title, trainings in (("faults", FAULTS), ("reported faults", REPORTED), ("correct", CORRECT)):
         counts: Counter[str] = Counter()
         for training in trainings:
             if options.only in training.name:

@@ -142,7 +142,7 @@ class NoiseWithoutClipNorm(Logistic):
         return self.run.noise_multiplier
 
 
-@training("noise_variance_as_deviation", "numpy", declared(50, 0.2, 1.5, 1.0, 0.12 / 40), mild=True)
+@training("noise_variance_as_deviation", "numpy", declared(50, 0.2, 1.5, 1.0, 0.12 / 40))
 class NoiseVarianceAsDeviation(Mlp):
     """The noise's deviation is a square root: 0.82 of the declared."""
 
@@ -170,7 +170,7 @@ class ClipOfBatch(Logistic):
         return {name: size * g * min(1, self.run.clip_norm / norm) for name, g in mean.items()}
 
 
-@training("real_batch_size", "numpy", declared(60, 0.1, 1.0, 1.0, 0.15 / 12), mild=True)
+@training("real_batch_size", "numpy", declared(60, 0.1, 1.0, 1.0, 0.15 / 12))
 class RealBatchSize(Logistic):
     """The noisy sum is divided by the real instead of the expected batch size (12)."""
 
@@ -181,7 +181,7 @@ class RealBatchSize(Logistic):
         self.params = self.after(summed)
 
 
-@training("rate_too_large", "numpy", MLP, mild=True)
+@training("rate_too_large", "numpy", MLP)
 class RateTooLarge(Mlp):
     """The sampling rate is 1.3 times the declared."""
 

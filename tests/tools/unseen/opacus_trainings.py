@@ -182,7 +182,7 @@ class ClipPerTensor(Mlp):
         self.optimizer.max_grad_norm = self.run.clip_norm
 
 
-@training("clip_norm_wrong", "opacus", LOGISTIC, mild=True)
+@training("clip_norm_wrong", "opacus", LOGISTIC)
 class ClipNormWrong(Logistic):
     """Gradients are clipped to 1.25 times the declared norm; the noise is for the declared."""
 

@@ -161,7 +161,7 @@ class NoiseOfMeanOnSum(Logistic):
         return super().deviation / (self.run.sample_rate * self.slots)
 
 
-@training("noise_variance_as_deviation", "torch", declared(40, 0.25, 1.5, 1.0, 0.15 / 40), mild=True)
+@training("noise_variance_as_deviation", "torch", declared(40, 0.25, 1.5, 1.0, 0.15 / 40))
 class NoiseVarianceAsDeviation(Logistic):
     """The noise's deviation is a square root: 0.82 of the declared."""
 
@@ -208,7 +208,7 @@ class ClipOfBatch(Mlp):
         return {name: size * p.grad for name, p in sums.items()}
 
 
-@training("real_batch_size", "torch", declared(30, 0.1, 1.0, 1.0, 0.1 / 12), mild=True)
+@training("real_batch_size", "torch", declared(30, 0.1, 1.0, 1.0, 0.1 / 12))
 class RealBatchSize(Mlp):
     """The noisy sum is divided by the real instead of the expected batch size (12)."""
 

@@ -18,14 +18,12 @@ from .data import Problem
 
 @dataclass(frozen=True)
 class Training:
-    """A training and the run that it declares; ``kind`` is "correct" or the kind of fault, ``mild`` a small fault."""
+    """A training and the run that it declares; ``kind`` is "correct" or the kind of fault."""
 
     name: str
     kind: str
-    what: str
     run: li.DPSGD
     train: Callable[..., Any]
-    mild: bool
 
 
 def declared(steps: int, rate: float, noise: float, clip: float, learning_rate: float, **more: Any) -> li.DPSGD:
@@ -67,7 +65,7 @@ class Trainer:
 FOUND: list[Training] = []
 
 
-def training(kind: str, framework: str, run: li.DPSGD, mild: bool = False) -> Callable[[type[Trainer]], type[Trainer]]:
+def training(kind: str, framework: str, run: li.DPSGD) -> Callable[[type[Trainer]], type[Trainer]]:
     """Add a trainer to ``FOUND``, named by kind, model and framework; what is wrong is in its docstring."""
 
     def add(trainer: type[Trainer]) -> type[Trainer]:
@@ -84,10 +82,8 @@ def training(kind: str, framework: str, run: li.DPSGD, mild: bool = False) -> Ca
             Training(
                 f"{kind}_{model}_{framework}",
                 kind.split("_")[0] if kind.startswith("correct") else kind,
-                str(trainer.__doc__),
                 run,
                 train,
-                mild,
             )
         )
         return trainer

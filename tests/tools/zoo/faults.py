@@ -1,11 +1,10 @@
-"""Faulty trainers in NumPy: each is the correct one with one method wrong, and says of which category.
+"""Faulty trainers in NumPy, beside those of ``tests.tools.trainers``: one method is wrong, of a stated category.
 
 ``changed`` registers a trainer whose method returns ``change(trainer, right, *arguments)``, where ``right`` is what the
 correct one returns; ``replaced`` one with other methods. The tests find what is registered.
 """
 
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 
@@ -58,8 +57,6 @@ def noisy(name, change, **options):
 
 # Noise
 noisy("half_the_noise", lambda noise, _: 0.5 * noise)
-noisy("noise_of_seven_tenths", lambda noise, _: 0.7 * noise, model=NETWORK)
-noisy("noise_at_every_other_step", lambda noise, step: (step % 2 == 0) * noise)
 noisy("noise_at_the_first_step_only", lambda noise, step: (step == 0) * noise)
 noisy("no_noise", lambda noise, _: 0.0 * noise)
 # Added to the mean of gradients, as if the noise were that of the sum; and to the mean, which is then multiplied.
@@ -86,7 +83,7 @@ without_noise_on("biases_without_noise", "bias")
 without_noise_on("one_layer_without_noise", "1.weight")
 
 
-def seeded(name, generator, sign=lambda step: 1.0):
+def seeded(name, generator):
     """Register noise of a generator that is made anew at every step; ``streams`` hands it the seed."""
 
     def streams(self, seed, present):
@@ -94,13 +91,12 @@ def seeded(name, generator, sign=lambda step: 1.0):
         return batches, seed, start
 
     def noise(self, seed, step):
-        return sign(step) * Trainer.noise(self, np.random.default_rng(generator(seed, step)), step)
+        return Trainer.noise(self, np.random.default_rng(generator(seed, step)), step)
 
     replaced("noise", name, streams=streams, noise=noise)
 
 
 seeded("same_noise_in_all_models", lambda seed, step: step)
-seeded("antithetic_noise", lambda seed, step: [seed, step // 2], lambda step: -1.0 if step % 2 else 1.0)
 seeded("repeated_noise", lambda seed, step: seed)
 
 
@@ -136,20 +132,6 @@ def _smooth(rng):
 drawn("smooth_noise", _smooth)
 
 
-def _in_single_precision(self, seed, canary, steps=None):
-    found = Trainer.__call__(self, seed, canary, steps)
-    return {name: value.astype(np.float32) for name, value in found.items()}
-
-
-replaced(
-    "noise",
-    "seven_tenths_of_the_noise_with_momentum",
-    run=FEW_STEPS.replace(optimizer=SGD(RATE, momentum=0.5)),
-    noise=lambda self, rng, step: 0.7 * Trainer.noise(self, rng, step),
-    __call__=_in_single_precision,
-)
-
-
 # Clipping
 def clipped(name, clip, **options):
     """Register clipping ``clip(trainer, rows)``."""
@@ -171,23 +153,6 @@ def from_norm(name, is_clipped, **options):
     clipped(name, clip, **options)
 
 
-def _by_column(self, rows):
-    weight = rows[:, :640].reshape(len(rows), 64, 10)
-    columns = [Trainer.clip(self, weight[:, :, column]) for column in range(10)]
-    return np.hstack([np.stack(columns, axis=2).reshape(len(rows), -1), Trainer.clip(self, rows[:, 640:])])
-
-
-def _of_micro_batches(self, rows):
-    parts = [rows[begin : begin + 4] for begin in range(0, len(rows), 4)]
-    means = np.array([part.mean(axis=0) for part in parts]).reshape(-1, rows.shape[1])
-    return Trainer.clip(self, means) * np.array([[len(part)] for part in parts]).reshape(-1, 1)
-
-
-def _one_tensor_unclipped(self, rows):
-    mark = self.where("1.weight")
-    return np.where(mark, rows, Trainer.clip(self, rows * ~mark))
-
-
 def _by_layer(self, rows):
     return sum(Trainer.clip(self, rows * self.where(name)) for name in self.model.shapes)
 
@@ -201,21 +166,9 @@ clipped("clipping_norm_of_three_halves", lambda self, rows: 1.5 * Trainer.clip(s
 # Safe, but another training than declared.
 clipped("clipping_norm_of_eight_tenths", lambda self, rows: 0.8 * Trainer.clip(self, rows / 0.8), model=NETWORK)
 clipped("clipping_by_layer", _by_layer, model=NETWORK)
-clipped("clipping_by_column", _by_column)
-clipped("clipping_by_coordinate", lambda self, rows: np.clip(rows, -self.run.clip_norm, self.run.clip_norm))
-clipped("clipping_of_micro_batches", _of_micro_batches)  # means of four are clipped, and counted four times
-clipped(
-    "clipping_of_the_mean", lambda self, rows: EXPECTED * Trainer.clip(self, rows.sum(axis=0, keepdims=True) / EXPECTED)
-)
 clipped("normalising_instead_of_clipping", _normalised)
-clipped("one_tensor_unclipped", _one_tensor_unclipped, model=NETWORK)
-by_norm("clipping_to_the_sum_of_sizes", lambda rows: np.abs(rows).sum(axis=1, keepdims=True))
 by_norm("clipping_to_the_largest_size", lambda rows: np.abs(rows).max(axis=1, keepdims=True))
 by_norm("clipping_to_the_squared_norm", lambda rows: np.sum(rows**2, axis=1, keepdims=True))
-by_norm(
-    "clipping_of_weights_that_forgets_biases_in_the_norm",
-    lambda rows: np.linalg.norm(rows * (np.arange(650) < 640), axis=1, keepdims=True),
-)
 # All gradients are scaled by one factor, that of the largest.
 by_norm("clipping_by_the_largest_of_the_batch", lambda rows: float(np.linalg.norm(rows, axis=1).max(initial=0.0)))
 from_norm("clipped_from_twice_the_norm", lambda norms, most: norms > 2.0 * most)
@@ -224,11 +177,6 @@ from_norm("large_norms_mistaken_for_squares", lambda norms, most: norms**2 > mos
 
 
 # Participation
-def _poisson(self, rng, present):
-    for _ in range(self.run.steps):
-        yield np.flatnonzero(rng.random(CANARY + 1) < self.rate())
-
-
 def _with_replacement(self, rng, present):
     for _ in range(self.run.steps):
         yield rng.integers(0, CANARY + 1, round(self.rate() * (CANARY + 1)))
@@ -237,10 +185,8 @@ def _with_replacement(self, rng, present):
 changed("participation", "twice_the_sample_rate", "rate", lambda self, right: 2.0 * right)
 replaced("participation", "the_canary_in_every_batch", times=lambda self, drawn: 1)
 replaced("participation", "the_canary_in_no_batch", times=lambda self, drawn: 0)
-changed("participation", "the_canary_twice_in_a_batch", "times", lambda self, right, drawn: 2 * right)
 changed("participation", "twice_an_epoch", "times", lambda self, right, drawn: 2 * right, run=SHUFFLED)
 replaced("participation", "shuffled_where_poisson_is_declared", batches=Trainer.shuffled)
-replaced("participation", "poisson_where_shuffled_is_declared", batches=_poisson, run=SHUFFLED)
 replaced("participation", "drawn_with_replacement_where_shuffled_is_declared", batches=_with_replacement, run=SHUFFLED)
 
 
@@ -250,7 +196,6 @@ def normalised(name, change):
     changed("normalisation", name, "total", lambda self, right, rows, noise, present: change(right, len(rows)))
 
 
-normalised("division_by_the_realised_batch_size", lambda total, size: total * EXPECTED / max(1, size))
 normalised("division_by_the_realised_size_of_large_batches", lambda total, size: total * EXPECTED / max(EXPECTED, size))
 # Gradients are divided by the realised size, the noise by the expected one.
 changed(
@@ -280,7 +225,6 @@ _AVERAGE, _MOMENTUM = (
 )
 _COSINE = 0.5 * RATE * (1.0 + np.cos(np.pi * np.arange(15) / 15))
 trained_by("momentum_that_is_not_declared", SGD(RATE, momentum=0.9))
-trained_by("declared_momentum_that_is_not_there", SGD(RATE), _MOMENTUM)
 trained_by("momentum_of_half_where_nine_tenths_are_declared", SGD(RATE, momentum=0.5), _MOMENTUM)
 trained_by("a_schedule_that_is_not_declared", SGD(np.linspace(2.0 * RATE, 0.0, 40)), batch_size=40)
 # A loss whose curvature is the same in all directions does to a model what these two do.
@@ -288,22 +232,17 @@ trained_by("weight_decay_that_is_not_declared", SGD(RATE, weight_decay=200.0))
 trained_by("averaging_that_is_not_declared", SGD(RATE, averaging="uniform"))
 trained_by("declared_averaging_that_is_not_there", SGD(RATE), _AVERAGE, batch_size=40)
 trained_by("twice_the_learning_rate", SGD(2.0 * RATE))
-trained_by("learning_rate_of_the_mean_of_gradients", SGD(RATE / 40.0))
 trained_by("undeclared_cosine_schedule", SGD(_COSINE), FEW_STEPS, model=NETWORK)
 trained_by("undeclared_average", SGD(RATE, averaging="uniform"), FEW_STEPS, model=NETWORK)
 replaced("optimizer", "half_the_steps", steps=lambda self, present, asked: asked // 2)
 changed("optimizer", "gradient_ascent", "total", lambda self, right, *_: -right, run=FEW_STEPS)
 
-# Seeds. No seed governs the last one; a counter stands for that, so that the tests can be repeated.
-_CALLS = count()
+# Seeds
 replaced("seeds", "seeds_that_are_ignored", streams=lambda self, seed, here: Trainer.streams(self, 0, here))
 replaced(
     "seeds",
     "same_batches_for_all_seeds",
     streams=lambda self, seed, here: (Trainer.streams(self, 0, here)[0], *Trainer.streams(self, seed, here)[1:]),
-)
-replaced(
-    "seeds", "no_two_trainings_alike", streams=lambda self, seed, here: Trainer.streams(self, seed + next(_CALLS), here)
 )
 
 

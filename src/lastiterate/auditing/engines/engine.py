@@ -1,7 +1,5 @@
 """The protocol of engines, and the local engine. All engines use the same random numbers."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

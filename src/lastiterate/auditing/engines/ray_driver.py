@@ -1,7 +1,5 @@
 """The driver of a Ray cluster: it connects, compares the nodes' programs, starts tasks, and retries lost tasks."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -5,8 +5,6 @@ socket. If the parent ends for any reason, the child and all processes that it s
 tasks of a worker that dies are run again.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import select
@@ -23,7 +21,6 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from lastiterate.auditing.engines import ray_driver
 from lastiterate.auditing.engines import worker_fingerprint as node
@@ -33,12 +30,9 @@ from lastiterate.auditing.experiments.protocol import Experiment, Trials
 from lastiterate.auditing.identity import versions
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.common.errors import ClusterLost, TrainerFailed
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, Fields, Foreign, IntArray
 from lastiterate.common.validation import integer, number
-
-if TYPE_CHECKING:
-    from lastiterate.common.progress import TrainingProgress
-
 
 STARTING, JOINING = 180.0, 30.0  # longest time to start or to join a cluster, in seconds
 SILENCE = 180.0  # longest time without a message from the child, in seconds; Ray itself waits 60 s for a lost head

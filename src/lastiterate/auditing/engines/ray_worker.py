@@ -1,7 +1,5 @@
 """Functions that run in Ray's workers. A worker keeps its task and compiled programs for its next chunk."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from contextlib import nullcontext

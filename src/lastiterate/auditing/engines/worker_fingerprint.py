@@ -4,8 +4,6 @@ This module is pickled by value, because a node may have no lastiterate or anoth
 Python's standard library and, in Ray's workers, Ray.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Comparison of several audits: their epsilons side by side, and the differences of each from the first audit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

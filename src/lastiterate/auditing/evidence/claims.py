@@ -1,7 +1,5 @@
 """Claims about the privacy of training, and the tests that can refute them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache

@@ -124,7 +124,9 @@ class AssumptionFree:
         return None
 
     def merits(self, fpr: FloatArray, fnr: FloatArray, delta: float) -> FloatArray:
-        """Return the mean epsilon of each row of possible upper bounds, plus a small term that breaks ties."""
+        """Return a merit for each row of upper bounds on the error rates: the mean of the epsilons that they
+        imply, plus a small term that breaks ties.
+        """
         epsilons = epsilon_of(fpr[:, :, None], fnr[:, None, :], delta)
         overlap = sum(np.clip(ndtri(rate), -_FURTHEST, _FURTHEST).mean(axis=1) for rate in (fpr, fnr))
         return np.asarray(epsilons.mean(axis=(1, 2)) - _TIE * overlap)

@@ -9,8 +9,12 @@ from functools import lru_cache, partial
 import numpy as np
 
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores, Unknown
-from lastiterate.attacks.likelihood_ratio import DRAWS, sample_likelihood_ratios, telling_threshold
-from lastiterate.attacks.released_iterates import sample_released_scores
+from lastiterate.attacks.released_iterates import (
+    DRAWS,
+    sample_likelihood_ratios,
+    sample_released_scores,
+    telling_threshold,
+)
 from lastiterate.auditing.evidence.claims import (
     Claim,
     check_claims,
@@ -145,7 +149,9 @@ def predictions_of(run: DPSGD, delta: float, contraction: float | Contraction | 
 
 
 class Estimates:
-    """Bounds from one set of scores, by method and confidence, at the threshold of the question."""
+    """Bounds from one set of scores, for each method and confidence. The threshold is the one that ``question``
+    asks for.
+    """
 
     def __init__(
         self,

@@ -4,8 +4,6 @@ Upper bounds on both error rates lie on or above the trade-off curve of the true
 curve. So the noise whose curve passes through the upper bounds is the largest noise that the scores allow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +18,7 @@ from lastiterate.privacy.analyses.calibrate import bracket_noise, calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
-from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.released_blocks import released_laws
+from lastiterate.privacy.mixtures.law import Law, released_laws
 from lastiterate.privacy.mixtures.solve import Secants, invert
 from lastiterate.run import DPSGD
 

@@ -5,8 +5,6 @@ follow from the distribution of scores (`score_signal`). So the probability that
 Audits are simulated if the scores choose the threshold, if bounds hold at any time, and for many canaries in one run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The report of an audit: predictions, estimates and verdict, computed from stored scores without training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

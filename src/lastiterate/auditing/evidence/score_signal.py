@@ -5,8 +5,6 @@ the amount of the canary in the last iterate, and s the standard deviation of it
 another, scores without the canary are the mirror image, -signal * S / s + N(0, spread^2).
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

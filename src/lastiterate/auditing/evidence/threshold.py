@@ -1,4 +1,6 @@
-"""Thresholds above which scores are called "in": rules to choose them, error bounds, and the sign of the scores."""
+"""Thresholds above which scores are called "in": rules to choose them, and bounds on their error rates. Also a test for
+scores that have the wrong sign.
+"""
 
 from __future__ import annotations
 

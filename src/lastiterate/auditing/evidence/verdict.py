@@ -1,7 +1,5 @@
 """Verdicts on a claim: refuted, above the heuristic, inconclusive for lack of power, or consistent."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache, partial

@@ -4,8 +4,6 @@ The strength is computed for the audit as it was run, at a 95% lower confidence 
 default fault is a training with half the declared noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

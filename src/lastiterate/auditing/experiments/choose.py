@@ -1,28 +1,23 @@
 """The choice of an experiment from the arguments of an audit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import singledispatch
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lastiterate.attacks.adversarial import Adversarial, facts_of
+from lastiterate.attacks.adversarial import Adversarial, facts_of, sample_scores
 from lastiterate.attacks.attack import Attack, BringsProblem, support_of
 from lastiterate.auditing.design import OneModel, OpenEnded, Paired
 from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, IntArray, IntegerArray, NumberArray
 from lastiterate.common.validation import as_array, instance, integer, told
 from lastiterate.features import require_supported
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.common.progress import TrainingProgress
 
 _CHUNK = 65_536  # number of scores that are drawn at once
 _SECONDS_A_DRAW = 1e-6
@@ -30,7 +25,7 @@ _SECONDS_A_DRAW = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class ExactDraws(Experiment):
-    """Scores drawn from their known distribution by ``attack.sample``; nothing is trained."""
+    """Scores drawn from their known distribution by ``sample_scores``; nothing is trained."""
 
     attack: Adversarial
 
@@ -48,7 +43,7 @@ class ExactDraws(Experiment):
                 there = present[part]
                 if isinstance(self.design, OpenEnded):  # whole chunks: adding models changes no earlier score
                     there = np.resize(there, size)
-                scores = self.attack.sample(self.run, there, generator)[: len(present[part])]
+                scores = sample_scores(self.run, there, generator)[: len(present[part])]
                 yield ScoredTrials.of(models[part], present[part], scores, seconds=monotonic() - began)
 
         return Trials(size, chunks)

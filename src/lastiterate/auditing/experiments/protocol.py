@@ -1,20 +1,16 @@
 """The base class of experiments. Engines, stores and reports use it for all frameworks."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from lastiterate.auditing.design import Design, Quality
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, IntArray
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.common.progress import TrainingProgress
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Cost:
     basis: str
 
 
-Chunks: TypeAlias = "Callable[[IntArray, BoolArray, TrainingProgress | None], Iterator[ScoredTrials]]"
+Chunks: TypeAlias = Callable[[IntArray, BoolArray, TrainingProgress | None], Iterator[ScoredTrials]]
 
 
 class Trials(NamedTuple):

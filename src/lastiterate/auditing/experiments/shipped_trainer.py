@@ -1,16 +1,15 @@
 """Experiments with ``lastiterate.training``: many models with and without a canary, or one with many canaries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from lastiterate.attacks.attack import Attack, BringsProblem, Watch, models_to_craft
 from lastiterate.attacks.gradient_space import flatten_one
@@ -28,10 +27,6 @@ from lastiterate.training import GradientCanary, Problem, Trainer, second_moment
 from lastiterate.training.models import accuracy
 from lastiterate.training.problem import Canary
 from lastiterate.training.trainer import TrainedChunk, peak_bytes
-
-if TYPE_CHECKING:
-    from jaxtyping import PyTree
-
 
 _Result = TypeVar("_Result")
 

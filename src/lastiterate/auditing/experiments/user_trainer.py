@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from inspect import signature
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,15 +19,12 @@ from lastiterate.auditing.experiments.protocol import Cost, Experiment, Trials
 from lastiterate.auditing.identity import Identity, identify
 from lastiterate.auditing.stores.audit_record import Crafted, ScoredTrials
 from lastiterate.common.errors import TrainerFailed, guarded
+from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import integer, noise_multipliers, numbers, told
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
-
-if TYPE_CHECKING:
-    from lastiterate.common.progress import TrainingProgress
-
 
 IMPLAUSIBLE = 1e-6  # smallest accepted probability of the batch sizes under the declared run
 _BINOMIAL = ("poisson", "balls-in-bins")  # samplings whose batch sizes are binomial

@@ -1,7 +1,5 @@
 """The store of an audit, in an SQLite file or in memory. It keeps each score as soon as the score is computed."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """The file of a store: creation, connections, detection of changes by other programs, and the writer's lock."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sys

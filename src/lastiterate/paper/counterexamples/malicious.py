@@ -22,7 +22,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, LikelihoodRatio, References, Unknown, Words
-from lastiterate.attacks.likelihood_ratio import TELLING_RATE, telling_threshold, total_log_likelihood_ratio
+from lastiterate.attacks.released_iterates import TELLING_RATE, telling_threshold, total_log_likelihood_ratio
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Row, Track
 from lastiterate.common.validation import number, one_of

@@ -5,8 +5,6 @@ forgotten like the signal, but not in the same proportion. For alpha between 0 (
 the last iterate can leak more than for 0 and for 1. The paper's upper bound for alpha = 1/2 is `rounded_support`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lastiterate.attacks.attack import Armed, BringsProblem, Facts, Words
-from lastiterate.attacks.likelihood_ratio import telling_threshold, total_log_likelihood_ratio
+from lastiterate.attacks.released_iterates import telling_threshold, total_log_likelihood_ratio
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Row, Track, number_in
 from lastiterate.common.validation import number

@@ -4,8 +4,6 @@ The gradient of r(m) = ||m||^2 / (2 eta) removes the whole model at every step. 
 alpha = 1. The heuristic is not monotone in the number of steps. It is too low where it is below its value for one step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -51,10 +51,10 @@ def _row(rate: float, steps: int, models: int, seed: int) -> Row:
 
 def draw(run: li.DPSGD, models: int, seed: int) -> tuple[FloatArray, FloatArray]:
     """Draw the scores of ``models`` runs with the canary, and of ``models`` runs without it."""
-    from lastiterate.attacks import Adversarial
+    from lastiterate.attacks.adversarial import sample_scores
 
     present = np.repeat([True, False], integer("models", models))
-    scores = Adversarial("exact").sample(run, present, np.random.default_rng(seed))
+    scores = sample_scores(run, present, np.random.default_rng(seed))
     return scores[:models], scores[models:]
 
 

@@ -1,7 +1,5 @@
 """Calibration of the noise of a run to a target: epsilon, mu, advantage, or the true positive rate of an attack."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Privacy of several released iterates: the privacy losses of the blocks of steps between them add up."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +13,8 @@ from lastiterate.privacy.losses.gaussian_mixture import Mixture
 from lastiterate.privacy.losses.loss_cumulant import Certain, Condensed, LossCumulant
 from lastiterate.privacy.losses.mixture_loss import MixtureLoss, mixture_of
 from lastiterate.privacy.losses.step_loss import Loss
-from lastiterate.privacy.mixtures.law import Law, law_of
+from lastiterate.privacy.mixtures.law import BLOCKS, Law, law_of, released_laws
 from lastiterate.privacy.mixtures.pairs import TOO_LITTLE_NOISE, NothingPair, pair_of, replaced_pair_of
-from lastiterate.privacy.mixtures.released_blocks import BLOCKS, released_laws
 from lastiterate.run import DPSGD
 
 # Cumulant of the privacy loss: one term for each block between released iterates.
@@ -69,7 +66,9 @@ def _unseen(mixture: Mixture | float) -> float:
 
 
 def block_cumulant(laws: list[tuple[float, Law]], *, mirrored: bool, up: bool = True) -> BlockCumulant:
-    """Return K(z) of P over Q for pairs (number of blocks, law). If necessary, laws are rounded up (or down)."""
+    """Return K(z) of P over Q. ``laws`` has pairs (number of blocks, law). A law without an exact mixture is
+    replaced by an upper bound, or by a lower bound if ``up`` is False.
+    """
     counts, rates, sigmas, mixtures, is_rounded = [], [], [], [], False
     for count, law in laws:
         mixture: Mixture | float = law.high / law.noise

@@ -5,8 +5,6 @@ Altschuler and Talwar (2022) showed that the privacy of long training therefore 
 computed the guarantee with trade-off functions. The bound computed here is proved in docs/method.md, "Convex losses".
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

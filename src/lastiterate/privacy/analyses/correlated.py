@@ -17,8 +17,6 @@ participation k = 0, 1, ... cannot be before step k b. The absolute values of an
 their running maximum from the end (``_envelope``). So the bound for the decreasing filter holds for every filter.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The paper's heuristic: the analysis of a run as if its losses were linear and only the last iterate were released."""
 
-from __future__ import annotations
-
 import math
 from typing import overload
 
@@ -13,9 +11,8 @@ from lastiterate.common.validation import LEAST_NOISE, MAX_STEPS, MOST_NOISE, So
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.kernels import BinomialKernel
-from lastiterate.privacy.mixtures.law import Law, law_of
+from lastiterate.privacy.mixtures.law import BLOCKS, Law, law_of, released_laws
 from lastiterate.privacy.mixtures.pairs import each_row, pair_of, replaced_pair_of
-from lastiterate.privacy.mixtures.released_blocks import BLOCKS, released_laws
 from lastiterate.run import DPSGD, MOST_OF_A_GROUP, require_run
 
 SUPPORT = BLOCKS

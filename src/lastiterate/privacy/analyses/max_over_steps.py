@@ -9,8 +9,6 @@ bound holds for all stopping times a <= t <= b: the signal S of the run stopped 
 at a. More signal, or less noise, is never harder to detect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -19,8 +19,6 @@ upwards. The error of exp(K) (``error``) is added to the integrand too, so delta
 the error is subtracted instead, for the lower end of a bracket.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

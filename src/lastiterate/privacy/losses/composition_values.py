@@ -12,8 +12,6 @@ If nearly all of the loss lies at the edge of its range, integrals along lines a
 enclose the false negative rate.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -10,8 +10,6 @@ All terms of this integral are positive, so the relative error is small in both 
 stored in Chebyshev panels. A panel is halved until its last coefficients vanish.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -9,12 +9,9 @@ Epochs are independent, so K(z) is the sum over epochs of log E exp((1 + z) L) f
 log E exp(-z L) for Q over P ("add"), as for the steps of `loss_cumulant`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,9 +21,7 @@ from lastiterate.privacy.losses.loss_cumulant import Certain, Condensed, LossCum
 from lastiterate.privacy.losses.step_loss import TURN, Loss, Nodes, WindowLoss
 from lastiterate.privacy.mixtures.fourier import Unreliable
 from lastiterate.privacy.mixtures.solve import HALF_LOG_TAU, Side, solve
-
-if TYPE_CHECKING:
-    from lastiterate.run import DPSGD
+from lastiterate.run import DPSGD
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _CORE = 0.1587  # probability of a standard normal variable below -1

@@ -5,8 +5,6 @@ of the series are transforms of moments of r. |u r| is at most pi / 2, so the er
 times the probability.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

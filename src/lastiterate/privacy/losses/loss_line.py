@@ -6,8 +6,6 @@ exp(theta loss) delta(loss) with a kernel of width w that has 31 vanishing momen
 within about 13 w of the loss matters. Sharp features farther away have no effect.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -6,8 +6,6 @@ against the noise alone. `mixture_of` makes the mixture from the law of S, by a 
 a transform.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

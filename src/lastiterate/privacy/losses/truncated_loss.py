@@ -7,8 +7,6 @@ have in common. J has the same distribution with and without the canary. An adve
 the kind of each step, and its loss is that of a step of this kind.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property

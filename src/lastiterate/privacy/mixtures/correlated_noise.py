@@ -4,8 +4,6 @@ The noise of step t is the sum of c_j z_(t-j). z_s enters the last iterate in al
 weight v_s = sum_j c_j w_(s+j). So the variance is the sum of sigma_s^2 v_s^2 over all s >= 0.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from itertools import accumulate

@@ -4,8 +4,6 @@ By the Neyman-Pearson lemma the best tests are the sets of points with the large
 such sets than points. So epsilon is the largest of finitely many values, and no equation has to be solved.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -12,8 +12,6 @@ oscillate near its saddle point K'(theta) = y. So the sums keep their relative a
 dozen nodes suffice.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

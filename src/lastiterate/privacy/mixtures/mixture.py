@@ -28,7 +28,7 @@ _FURTHEST = 38.5  # standard deviations beyond which N has no mass that a float 
 
 
 class Local(Protocol):
-    """The pair near one threshold. ``loss`` returns f(y) and f'(y). The tails are tails of P = S + N."""
+    """Values of a pair near one threshold y: f(y) with f'(y), and tail probabilities of P = S + N."""
 
     def covers(self, y: Floats) -> bool: ...  # is this pair accurate at y?
     def remove(self, y: Floats) -> Side: ...  # P over Q along y: the set {>= y}

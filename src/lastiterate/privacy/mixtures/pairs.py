@@ -3,8 +3,6 @@
 S may be 0, have one sign, or have both signs. If no kernel is accurate, rounded laws bound the pair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ The root is always a threshold y. `solve` finds the threshold with a given delta
 epsilon. `invert` finds the threshold at which an increasing function has a given value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -9,8 +9,6 @@ All terms of the sum are positive: nothing cancels, however close P and Q are. T
 binomial that matter near a threshold, and computes probabilities of intervals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

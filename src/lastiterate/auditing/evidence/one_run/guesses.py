@@ -137,7 +137,8 @@ def bound_of(
     run: DPSGD | None = None,
     count: int | None = None,
 ) -> tuple[Guesses, LowerBound]:
-    """Return the guesses with the largest bound, among all ways to guess that the threshold rule tries, and this bound.
+    """Try all ways to guess that the threshold rule allows. Return the guesses with the largest bound, and that
+    bound.
 
     ``count`` is the number of guesses of "a-priori". It must not depend on the scores.
     """
