@@ -97,6 +97,5 @@ def test_the_table_of_the_ranking_follows_from_its_scores_and_these_from_their_s
         assert [float(score) for score in row["out"].split()] == list(outside[number])
         assert runs[number] == example["run_of"](setting)
     assert float(li.composition(runs[0]).epsilon(1e-5)) == pytest.approx(8.0, rel=1e-6)
-    table = example["table_of"](scores, "linear", "perfect")
-    assert [line for line in page if line.startswith("| heuristic")] == table[:3]
-    assert table == [line for line in page if line in table]
+    first, second = (example["table_of"](scores, *audit) for audit in example["AUDITS"][:2])
+    assert [line for line in page if line in {*first, *second}] == [*first, *second]

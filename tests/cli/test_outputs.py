@@ -27,7 +27,6 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("audit --trainer mine.py:train --store s.html", "--store and the pictures"),
         ("audit --trainer mine.py:train --store deep/../s.html --output .", "--store and the pictures"),
         ("audit --trainer mine.py:train --store mine.py", "--store and --trainer"),
         ("audit --data data.npz --store data.npz", "--store and --data"),
@@ -36,7 +35,6 @@ def folder(tmp_path, monkeypatch):
         ("audit-lm --model m --text a --held-out texts.png --store texts.png --json", "--store and --held-out"),
         ("check --trainer mine.py:train --junit mine.py", "--junit and --trainer"),
         ("check --trainer mine.py:train --junit deep/../p.svg --plot p.svg", "--plot and --junit"),
-        ("probe zeroing --store p.png --output p.png", "--output and --store"),
         ("reproduce figure2 --store p.png --output p.png", "--output and --store"),
         ("reproduce table1 --model m --text texts.png --output texts.png", "--output and --text"),
     ],

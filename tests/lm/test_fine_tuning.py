@@ -102,14 +102,10 @@ RATE = 0.02 * (1 + np.cos(np.pi * np.arange(STEPS) / STEPS))
 RUN = DPSGD(STEPS, 0.5, 0.1, clip_norm=CLIP_NORM, optimizer=SGD(0.02))
 CANARIES = [torch.arange(40, 52), torch.tensor([60, 61])]  # the first is longer than all examples
 OPTIMIZERS = {
-    "plain": SGD(0.02),
     "schedule": SGD(RATE),
-    "momentum": SGD(0.01, momentum=0.9, dampening=0.3),
     "nesterov": SGD(0.01, momentum=0.9, nesterov=True),
-    "weight decay": SGD(0.02, weight_decay=0.3),
     "decoupled": SGD(RATE, momentum=0.5, weight_decay=0.3, decoupled=True),
     "averaged": SGD(0.02, averaging="uniform"),
-    "EMA": SGD(0.02, averaging=0.7),
     "all": SGD(RATE, momentum=0.8, dampening=0.2, weight_decay=0.2, averaging=0.6),
 }
 

@@ -35,6 +35,58 @@ def test_a_score_answers_to_its_own_canary_alone(problem, score):
         assert np.abs(np.delete(scores, number)).max() < 0.01 * scores[number] + (1.0 if score == "rows" else 0.0)
 
 
+def test_sampled_canaries_are_texts_of_the_model_and_score_apart(problem):
+    attack, references = OneRunTokens(length=8, canary="sampled", seed=5), TextReferences(0, progress=False)
+    facts = attack.craft_many(RUN, problem, references, 70)
+    assert facts["canaries"] == attack.craft_many(RUN, problem, references, 70)["canaries"]
+    assert len({tuple(canary) for canary in facts["canaries"]}) == 70
+    loaded = load(problem)
+
+    def loss(canaries):
+        tokens = torch.tensor(canaries)
+        return float(loaded.gradients.losses(loaded.start, tokens, torch.full((len(tokens),), 8)).mean())
+
+    rows = loaded.model.get_input_embeddings().weight.shape[0]
+    assert loss(facts["canaries"]) < loss(np.random.default_rng(0).integers(rows, size=(70, 8)))
+    assert facts["centres"] == [0.0] * 70
+    tokens = OneRunTokens(length=8).craft_many(RUN, problem, references, 6)
+    assert attack.craft_many(RUN, problem, references, 6)["signal"] > tokens["signal"]
+
+
+def _simulated(seed, mu, canaries=100, parameters=400):
+    """Return coins, scores apart and plain scores of a Gaussian mechanism whose canaries have much in common."""
+    generator = np.random.default_rng(seed)
+    gradients = generator.standard_normal((canaries, parameters)) + 1.5 * generator.standard_normal(parameters)
+    gradients /= np.linalg.norm(gradients, axis=1, keepdims=True)
+    coins = generator.random(canaries) < 0.5
+    plain = gradients @ (mu * coins @ gradients + generator.standard_normal(parameters))
+    return coins, np.linalg.inv(gradients @ gradients.T) @ plain, plain
+
+
+def test_bounds_of_scores_apart_hold_unless_the_coins_choose_who_is_guessed():
+    mu, found = 0.3, []
+    true = li.full_batch(li.DPSGD(1, 1.0, 1.0 / mu)).epsilon(1e-5)
+    for seed in range(100):
+        coins, apart, _ = _simulated(seed, mu)
+        peeking = np.where((apart > np.median(apart)) == coins, apart, np.median(apart))  # wrong guesses are left out
+        ins_and_outs = [(scores[coins], scores[~coins]) for scores in (apart, peeking)]
+        found.append([li.estimate(*each, delta=1e-5, method="one-run-fdp").epsilon for each in ins_and_outs])
+    honest, dishonest = np.array(found).T
+    assert np.mean(honest > true) <= 0.05
+    assert np.mean(dishonest > true) > 0.9
+
+
+def test_scores_apart_tell_more_than_plain_ones():
+    def separation(coins, scores):
+        return (scores[coins].mean() - scores[~coins].mean()) / scores[~coins].std()
+
+    found = [
+        (separation(c, apart), separation(c, plain)) for c, apart, plain in (_simulated(s, 3.0) for s in range(30))
+    ]
+    apart, plain = np.mean(found, axis=0)
+    assert apart > 2.0 * plain
+
+
 def test_an_audit_of_one_run_trains_once(problem, tmp_path, monkeypatch):
     trained, train = [], TextTrainer.train
 

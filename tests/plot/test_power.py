@@ -1,12 +1,10 @@
 """The pictures of an audit's power and of its waterfall have all that the tables have."""
 
 import json
-import sys
 
 import pytest
 
 import lastiterate as li
-from lastiterate.common.errors import MissingExtra
 
 RUN = li.DPSGD(100, 0.1, 0.94)
 
@@ -24,10 +22,3 @@ def test_the_picture_shows_what_it_takes_or_that_nothing_does(one_run, noise):
     assert ("canaries (log scale)" in spec) == one_run
     assert f'"models": {found.models}, "chance": {json.dumps(found.chance)}' in spec
     assert "a heuristic" in spec
-
-
-def test_without_altair_a_picture_says_how_to_install_it(monkeypatch):
-    found = li.power(RUN, 200, methods=["clopper-pearson"])
-    monkeypatch.setitem(sys.modules, "altair", None)
-    with pytest.raises(MissingExtra, match="plots need altair, which is not installed: pip install"):
-        found.plot()

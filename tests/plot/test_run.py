@@ -60,9 +60,6 @@ def test_the_run_is_drawn_at_prefixes_that_end_with_it(drawn):
     [
         li.DPSGD(20, 0.1, 1.0, sampling="shuffled"),
         li.DPSGD(20, 0.1, 1.0, sampling="fixed"),
-        li.DPSGD(20, 0.1, 1.0, sampling="shuffled", releases=2),
-        li.DPSGD(20, 0.1, 1.0, sampling="fixed", group_size=2),
-        li.DPSGD(20, 0.1, 1.0, sampling="shuffled", neighbours="replace"),
         li.DPSGD(20, 0.1, 1.0, sampling="shuffled", noise_filter=(1.0, -0.5)),
         li.DPSGD(20, 0.1, 1.0, sampling="shuffled", optimizer=li.Adam(0.1)),
         li.DPSGD(20, 0.1, 5.0, noise_filter=(1.0, -0.5)),

@@ -20,14 +20,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--longest", type=int, default=10, help="most steps of which every value of S is written out")
-    parser.add_argument("--only", choices=[*ANALYSES, "discrete"], help="one analysis")
-    parser.add_argument("--kind", choices=KINDS, help="one kind of run")
     options = parser.parse_args()
     asked, refused, broken, told = collections.Counter(), 0, 0, time.monotonic()
     for number in range(options.examples):
         draw = Random(np.random.default_rng([options.seed, number]))
-        found, curve = _one(draw, options.only or draw.choice([*ANALYSES, "discrete"]), options.kind, options.longest)
+        found, curve = _one(draw, draw.choice([*ANALYSES, "discrete"]))
         refused += found is None
         for sentence in found or ():
             print(f"example {number} of seed {options.seed}: {sentence}", flush=True)
@@ -40,14 +37,14 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _one(draw: Random, analysis: str, kind: str | None, longest: int) -> tuple[list[str] | None, str]:
+def _one(draw: Random, analysis: str) -> tuple[list[str] | None, str]:
     """What is wrong, or None where there is nothing to ask; and the kind of pair."""
     what: object = None
     try:
         if analysis == "discrete":
             what, question = draw_discrete(draw)
         else:
-            drawn = draw_question(draw, kind or draw.choice(KINDS), analysis, longest)
+            drawn = draw_question(draw, draw.choice(KINDS), analysis, longest=10)
             if drawn is None:
                 return None, "nothing"
             what, question = drawn

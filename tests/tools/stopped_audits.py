@@ -1,12 +1,4 @@
-"""Audits of a mechanism whose epsilon is known, looked at again and again and stopped at their best moment.
-
-    python -m tests.tools.stopped_audits [--audits 1000] [--every 1]
-
-prints how many of them claimed too much, by bounds that hold at any time, by those for a fixed number of models, and
-by a test martingale against a claim that is true.
-"""
-
-import argparse
+"""Audits of a mechanism whose epsilon is known, looked at again and again and stopped at their best moment."""
 
 import numpy as np
 
@@ -47,20 +39,3 @@ def refuted(audits: int, distance: float, error: float, seed: int) -> int:
         is not None
         for _ in range(audits)
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--audits", type=int, default=1000)
-    parser.add_argument("--every", type=int, default=1, help="models from one look to the next")
-    given = parser.parse_args()
-    audits = given.audits
-    for validity in ("anytime", "fixed"):
-        for threshold in ("split", 0.5):
-            count = too_much(audits, threshold, validity, 0.9, 5, given.every)
-            print(f"{validity} bounds, threshold {threshold}: {count} of {audits} claim too much; 10% is stated")
-    print(f"test martingales: {refuted(audits, 1.0, 0.1, seed=7)} of {audits} refute what is true; 10% is stated")
-
-
-if __name__ == "__main__":
-    main()

@@ -21,13 +21,11 @@ NOBODY = 65534
 PATHS = [
     "/",
     "/audits",
-    "/api/description",
     "/api/answer?steps=10",
     "/api/audits/events",
     "/api/audits/one?store=deep/exact.sqlite",
     "/summary?store=deep/exact.sqlite",
     "/static/style.css",
-    "/static/vega.js",
     "/no/such/page",
 ]
 STRANGER = """

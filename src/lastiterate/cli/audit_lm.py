@@ -132,6 +132,9 @@ def audit_lm(
     ] = "gradient",
     canary_length: Annotated[int, "Tokens of the canary (default: 16)."] = 16,
     one_run: Annotated[bool, "Train once, with many canaries. --models is their number (default: auto)."] = False,
+    canary: Annotated[
+        Literal["tokens", "sampled"], "With --one-run: unseen tokens (default), or texts that the model writes."
+    ] = "tokens",
     models: Annotated[
         int | str | None,
         Option(
@@ -165,6 +168,8 @@ def audit_lm(
     check_page(options.output)
     if one_run and score == "loss":
         raise OptionError("--score must be gradient or rows with --one-run, got 'loss'")
+    if canary != "tokens" and not one_run:
+        raise OptionError(f"--canary must be given with --one-run, got {canary!r} without it")
     if canary_length < 2:
         raise OptionError(f"--canary-length must be at least 2, got {canary_length}")
     inputs = {"--text": given_files(texts.text), "--held-out": given_files(texts.held_out)}
@@ -185,7 +190,7 @@ def audit_lm(
 
     attack: UnseenTokens | OneRunTokens = UnseenTokens(score, canary_length)
     if one_run and score != "loss":  # checked above
-        attack = OneRunTokens(score, canary_length)
+        attack = OneRunTokens(score, canary_length, canary=canary)
     with talk_on_stderr():
         problem = texts.problem(method_.group_size)
         subject = text_subject(problem, described)

@@ -68,10 +68,8 @@ def test_a_pipe_beside_a_store_is_one_sentence(path, ending):
 
 KINDS = malformed.kinds()
 EMPTY = {"emptied"}  # to an audit an empty file is a new store
-HARMLESS = {
-    "cut by a byte",
-    "crafted.chunk_size: 5",
-}  # a byte that nothing uses; of a finished audit nothing is trained
+# A byte that nothing uses; of a finished audit nothing is trained.
+HARMLESS = {"cut by a byte", "crafted.chunk_size: 5"}
 
 
 @pytest.fixture(scope="module")

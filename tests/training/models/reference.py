@@ -20,10 +20,6 @@ def random_model(make: Callable[[jax.Array], Any], seed: int = 0) -> Any:
     return jax.tree.unflatten(structure, values)
 
 
-def parameter_count(model: Any) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(model))
-
-
 def tensors(model: Any) -> Any:
     """The model with tensors for arrays, whose gradients PyTorch keeps."""
     return jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf), requires_grad=True), model)
