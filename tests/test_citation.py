@@ -7,7 +7,7 @@ import pytest
 import lastiterate as li
 from lastiterate.citation import risk_sentences
 from lastiterate.compare_analyses import Answer
-from lastiterate.registry import ANALYSES
+from lastiterate.labels import ANALYSES
 
 RUN = li.DPSGD(steps=1000, sample_rate=0.01, noise_multiplier=1.0)
 

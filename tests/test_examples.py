@@ -93,9 +93,13 @@ def test_the_table_of_the_ranking_follows_from_its_scores_and_these_from_their_s
     assert len(runs) == 20
     for number, setting in enumerate(example["draw_settings"]()):
         row = example["audit_one"](number, setting, "linear", "perfect", None)
-        assert [float(score) for score in row["in"].split()] == list(inside[number])
-        assert [float(score) for score in row["out"].split()] == list(outside[number])
-        assert runs[number] == example["run_of"](setting)
+        assert [float(score) for score in row["in"].split()] == pytest.approx(list(inside[number]), rel=1e-5, abs=1e-5)
+        assert [float(score) for score in row["out"].split()] == pytest.approx(
+            list(outside[number]), rel=1e-5, abs=1e-5
+        )
+        run = example["run_of"](setting)  # its noise may differ in the last digit from machine to machine
+        assert runs[number].replace(noise_multiplier=run.noise_multiplier) == run
+        assert runs[number].noise_multiplier == pytest.approx(run.noise_multiplier)
     assert float(li.composition(runs[0]).epsilon(1e-5)) == pytest.approx(8.0, rel=1e-6)
     first, second = (example["table_of"](scores, *audit) for audit in example["AUDITS"][:2])
     assert [line for line in page if line in {*first, *second}] == [*first, *second]

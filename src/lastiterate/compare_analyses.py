@@ -13,9 +13,9 @@ import numpy as np
 from lastiterate.common.types import Fields, Track, with_reasons
 from lastiterate.common.validation import function, instance, one_of
 from lastiterate.formatting import spell_up
+from lastiterate.labels import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.optimizer import APPROXIMATION
 from lastiterate.privacy.curve import PrivacyCurve, Target
-from lastiterate.registry import ANALYSES, SIDE_BY_SIDE, kind_of_prediction
 from lastiterate.run import DPSGD, require_run
 
 Curves: TypeAlias = Mapping[str, Callable[[DPSGD], PrivacyCurve]]  # analyses that need more than the run
@@ -88,7 +88,7 @@ def instead_of_shuffling(run: DPSGD) -> DPSGD | None:
 
 def support_matrix() -> str:
     """Return a Markdown table that shows which analyses support which features of a run."""
-    from lastiterate.features import FEATURES
+    from lastiterate.supported_runs import FEATURES
 
     analyses = list(ANALYSES.values())
     lines = [["a run with", *(f"`{each.name}`" for each in analyses)], ["---"] * (1 + len(analyses))]

@@ -9,7 +9,7 @@ from lastiterate.attacks import OneRun
 from lastiterate.auditing.experiments import shipped_trainer
 from lastiterate.auditing.experiments.choose import Given, experiment_on
 from lastiterate.auditing.experiments.shipped_trainer import TrainsReferences
-from lastiterate.registry import ONE_RUN_METHODS
+from lastiterate.labels import ONE_RUN_METHODS
 from lastiterate.training import problems
 
 RUN = li.DPSGD(60, 0.1, 1.0, clip_norm=0.5, optimizer=li.SGD(0.02))

@@ -6,11 +6,11 @@ import torch
 
 import lastiterate as li
 from lastiterate.attacks.released_iterates import noise_unit
+from lastiterate.labels import ONE_RUN_METHODS
 from lastiterate.lm import OneRunTokens, TextProblem
 from lastiterate.lm.dp_sgd import TextTrainer
 from lastiterate.lm.fine_tuning import TextReferences
 from lastiterate.lm.text_problem import load
-from lastiterate.registry import ONE_RUN_METHODS
 
 RUN = li.DPSGD(4, 0.5, 0.3, optimizer=li.SGD(0.02))
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from lastiterate.compare_analyses import Answer
+from lastiterate.labels import METHODS
 from lastiterate.plot import page as plot_page
 from lastiterate.plot.audit_charts import page_charts
 from lastiterate.plot.page import write_page
-from lastiterate.registry import METHODS
 from tests.plot.test_audit_charts import ODD, QUICK, fake, infinite, odd
 
 

@@ -5,10 +5,10 @@ import re
 import pytest
 
 import lastiterate as li
+from lastiterate.labels import ANALYSES
 from lastiterate.plot import run_charts as plot_run
 from lastiterate.plot.chart_file import save
 from lastiterate.plot.run_charts import releases_chart, run_chart
-from lastiterate.registry import ANALYSES
 
 SIGNATURES = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}
 RUN = li.DPSGD(100, 0.05, 1.0)

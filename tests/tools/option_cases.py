@@ -11,9 +11,9 @@ import typer
 
 from lastiterate.attacks import NAMED
 from lastiterate.cli.app import app
+from lastiterate.labels import METHODS
 from lastiterate.paper.counterexamples import NAMES as COUNTEREXAMPLES
 from lastiterate.paper.reproduce import NAMES as FIGURES
-from lastiterate.registry import METHODS
 
 
 @dataclass(frozen=True)

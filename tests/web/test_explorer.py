@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import lastiterate as li
 from lastiterate.cli.app import app
 from lastiterate.cli.options import ConvexOptions, MethodOptions, SizeOptions
-from lastiterate.registry import ANALYSES
+from lastiterate.labels import ANALYSES
 from lastiterate.web import explorer
 from lastiterate.web.form_fields import FIELDS, ONLY_HERE, PRESETS, counting
 

@@ -16,7 +16,7 @@ import lastiterate as li
 from lastiterate.attacks import Adversarial
 from lastiterate.auditing.stores.store import Store
 from lastiterate.cli.app import app
-from lastiterate.registry import VERDICTS
+from lastiterate.labels import VERDICTS
 from lastiterate.web.audit_pages import find_stores, locate
 from lastiterate.web.server import is_loopback
 from lastiterate.web.workers import Broke, TooLong, Workers

@@ -30,9 +30,9 @@ from lastiterate.attacks.released_iterates import (
 )
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.common.validation import one_of
-from lastiterate.features import ADAM, GROUPS, RELEASES, REPLACEMENT, SEPARATION, Support
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import ADAM, GROUPS, RELEASES, REPLACEMENT, SEPARATION, Support
 
 _MOST_SLOTS = 10_000
 

@@ -15,8 +15,8 @@ from lastiterate.attacks.gradient_space import GradientSpace
 from lastiterate.attacks.released_iterates import Collected, recovered_gradients, total_log_likelihood_ratio
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, one_of
-from lastiterate.features import ADAM, BASIC, SHUFFLED, Support
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import ADAM, BASIC, SHUFFLED, Support
 from lastiterate.training.problem import Problem, flatten
 
 

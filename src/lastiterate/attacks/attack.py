@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from lastiterate.common.types import Fields, FloatArray
 from lastiterate.common.validation import one_of
-from lastiterate.features import (
+from lastiterate.run import DPSGD
+from lastiterate.supported_runs import (
     BALLS_IN_BINS,
     BASIC,
     COMBINATIONS,
@@ -22,7 +23,6 @@ from lastiterate.features import (
     TRUNCATED,
     Support,
 )
-from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

@@ -18,9 +18,9 @@ from lastiterate.attacks.released_iterates import Blocks, expected_ratios, noise
 from lastiterate.common.trees import leaves
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, told
-from lastiterate.features import COMBINATIONS, LINEAR, RELEASES, Support
 from lastiterate.privacy.mixtures.law import Law, law_of, laws_in_order
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import COMBINATIONS, LINEAR, RELEASES, Support
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

@@ -29,9 +29,9 @@ from lastiterate.attacks.released_iterates import (
 )
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of
-from lastiterate.features import GROUPS, RELEASES, REPLACEMENT, Support
 from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import GROUPS, RELEASES, REPLACEMENT, Support
 from lastiterate.training.problem import GradientCanary, Problem, flatten, sizes_of
 from lastiterate.training.problem import flatten_one as flatten_one
 

@@ -12,9 +12,9 @@ from jaxtyping import PyTree
 from lastiterate.attacks.attack import ONE_EXAMPLE, Armed, Facts, LinearScores, References, Words
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import integer, one_of
-from lastiterate.features import GROUPS, REPLACEMENT, Support
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import GROUPS, REPLACEMENT, Support
 from lastiterate.training.problem import ExampleCanary, Loss, Moment, Problem
 
 Kind = Literal["mislabelled", "blank", "clipbkd"]

@@ -19,7 +19,10 @@ import numpy as np
 from lastiterate.attacks.attack import Armed, Facts, LikelihoodRatio, References
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.common.validation import per_step
-from lastiterate.features import (
+from lastiterate.privacy.losses.mixture_loss import mixture_of
+from lastiterate.privacy.mixtures.law import BLOCKS, Law, law_of, laws_in_order, released_laws
+from lastiterate.run import DPSGD
+from lastiterate.supported_runs import (
     ADAM,
     AVERAGING,
     BASIC,
@@ -29,9 +32,6 @@ from lastiterate.features import (
     require_supported,
     reveals_every_step,
 )
-from lastiterate.privacy.losses.mixture_loss import mixture_of
-from lastiterate.privacy.mixtures.law import BLOCKS, Law, law_of, laws_in_order, released_laws
-from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from jaxtyping import PyTree

@@ -32,7 +32,7 @@ from lastiterate.common.validation import shown, written_number
 from lastiterate.compare_analyses import run_fields
 from lastiterate.data.files import LINE, PARSED, BadFile, Location, as_path, find, most_bytes, too_large
 from lastiterate.formatting import ONE_TRAINING, describe, neighbours_of, per_cent, printable, spell_down, spell_up
-from lastiterate.registry import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, VIOLATION, kind_of_prediction
+from lastiterate.labels import LAST_ITERATE, METHODS, THRESHOLDS, VALIDITIES, VERDICTS, VIOLATION, kind_of_prediction
 
 
 def evidence_in(store: MemoryStore) -> Evidence:

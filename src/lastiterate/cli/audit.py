@@ -160,7 +160,7 @@ def _rehearse(
     from lastiterate.cli.output import print_json, print_note
     from lastiterate.compare_analyses import run_fields
     from lastiterate.formatting import describe, spell_down
-    from lastiterate.registry import OWN_COIN
+    from lastiterate.labels import OWN_COIN
 
     models, one_run = planned.count, planned.one_run
     with talk_on_stderr():
@@ -212,7 +212,7 @@ def _detectable(subject: Subject, attack: object, models: int, question: Questio
     from lastiterate.attacks.attack import LikelihoodRatio, LinearScores, support_of
     from lastiterate.auditing.evidence.audit_power import forecast_of
     from lastiterate.auditing.evidence.score_signal import Kind
-    from lastiterate.features import RELEASES
+    from lastiterate.supported_runs import RELEASES
 
     sees_all = isinstance(attack, AllIterates)
     sees_released = subject.run.release_count > 1 and RELEASES in support_of(attack).features

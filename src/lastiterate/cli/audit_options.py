@@ -12,7 +12,7 @@ from lastiterate.cli.options import Convex, Option, PerStep, Seed, parse_integer
 from lastiterate.cli.signals import leaving_with
 from lastiterate.common.validation import written_integer
 from lastiterate.formatting import printable
-from lastiterate.registry import THRESHOLDS
+from lastiterate.labels import THRESHOLDS
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -31,9 +31,9 @@ from lastiterate.formatting import (
     spell_up,
     training,
 )
+from lastiterate.labels import ANALYSES
 from lastiterate.optimizer import is_adam
 from lastiterate.privacy.curve import SMALLEST_ERROR, Target
-from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 
 

@@ -18,7 +18,7 @@ from lastiterate.cli.output import check_plot, print_answers, print_json, print_
 from lastiterate.common.validation import number
 from lastiterate.compare_analyses import Answer, Curves, answer_fields, ask, ask_all, instead_of_shuffling, run_fields
 from lastiterate.formatting import describe, neighbours_of, notes_on, spell_exact, spell_up
-from lastiterate.registry import PROMISES, expected_of
+from lastiterate.labels import PROMISES, expected_of
 from lastiterate.run import DPSGD
 
 _DIGITS = 3  # significant digits of an epsilon that people read

@@ -13,7 +13,7 @@ from lastiterate.cli.audit_options import ClaimOptions, Fault, Strict, parse_thr
 from lastiterate.cli.options import Json, MethodOptions, Option, PerStep, SizeOptions, choice, unfold
 from lastiterate.cli.output import print_json, print_note, print_rows
 from lastiterate.common.types import JsonObject
-from lastiterate.registry import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
+from lastiterate.labels import METHODS, ONE_RUN_METHODS, PAIRED_METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def estimate(
     from lastiterate.auditing.load_evidence import read_scores
     from lastiterate.cli.report import estimate_fields, status_of, strength_fields
     from lastiterate.common.progress import tell
-    from lastiterate.registry import headline_of
+    from lastiterate.labels import headline_of
 
     if zero.zero_run:
         others = file, size, training, replace(claims, delta=1e-5), noise_multiplier, method, threshold, fault, strict

@@ -19,8 +19,8 @@ import typer
 
 from lastiterate.cli.app import OptionError
 from lastiterate.common.validation import written_integer, written_number
+from lastiterate.labels import ANALYSES
 from lastiterate.mechanism import SAMPLINGS, LastBatch, Neighbours, Sampling, batches_of_epoch
-from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 from lastiterate.schedules import SCHEDULES
 

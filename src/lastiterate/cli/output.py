@@ -25,7 +25,7 @@ import typer
 from lastiterate.cli.app import BROKEN, OptionError
 from lastiterate.common.progress import tell
 from lastiterate.formatting import Table, neighbours_of, printable, shown, spell, spell_down, spell_up, text_of
-from lastiterate.registry import ANALYSES
+from lastiterate.labels import ANALYSES
 
 if TYPE_CHECKING:
     from rich.text import Text

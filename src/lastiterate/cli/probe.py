@@ -14,12 +14,12 @@ from lastiterate.cli.options import Json, Option, unfold
 from lastiterate.common.types import JsonObject, Row, largest, number_in
 from lastiterate.compare_analyses import answer_fields, run_fields
 from lastiterate.formatting import CAVEAT, Table, describe, per_cent, spell, spell_down, spell_exact, spell_up
+from lastiterate.labels import ANALYSES
 from lastiterate.paper.counterexamples import NAMES, find
 from lastiterate.paper.counterexamples.setting import Case, Encoding, Probe, Setting, known
 from lastiterate.paper.counterexamples.shift import is_one_number
 from lastiterate.paper.counterexamples.zeroing import MOST_STEPS
 from lastiterate.plot.style import FOUND
-from lastiterate.registry import ANALYSES
 
 STORE = Path("runs") / "probe"
 _SEARCHED = ("steps", "sample_rate", "noise_multiplier", "delta")  # options of the search for the worst case

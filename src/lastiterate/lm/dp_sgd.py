@@ -16,10 +16,10 @@ from torch import Tensor
 
 from lastiterate.common.errors import TrainingDiverged
 from lastiterate.common.types import IntArray
-from lastiterate.features import TRAINER, require_supported
 from lastiterate.lm.example_gradients import ExampleGradients, Tensors
 from lastiterate.optimizer import Optimizer, is_adam
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import TRAINER, require_supported
 from lastiterate.trainers.batch_order import batch_order, drawn_batches
 
 # Gaussian noise: large models have several random streams, each for a range of entries. The number of streams depends

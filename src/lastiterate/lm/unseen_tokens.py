@@ -19,12 +19,12 @@ from lastiterate.attacks.displacement import believed
 from lastiterate.attacks.released_iterates import Blocks, expected_ratios, noise_unit, score_unit
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import integer, one_of
-from lastiterate.features import GROUPS, RELEASES, REPLACEMENT, Support, require_supported
 from lastiterate.lm.example_gradients import Tensors, clip_factors
 from lastiterate.lm.fine_tuning import Model, TextReferences
 from lastiterate.lm.text_problem import Loaded, TextProblem, load
 from lastiterate.privacy.mixtures.law import law_of
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import GROUPS, RELEASES, REPLACEMENT, Support, require_supported
 
 # Directions: a canary moves a model against the canary's gradient, in all or some parameters.
 

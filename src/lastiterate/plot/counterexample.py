@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from lastiterate.common.types import Row, largest, number_in, text_in
 from lastiterate.compare_analyses import ask
 from lastiterate.formatting import CAVEAT, describe, per_cent, spell, spell_exact, spell_up
+from lastiterate.labels import ANALYSES, MAX_OVER_STEPS
 from lastiterate.paper.counterexamples.setting import Probe, known
 from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.style import (
@@ -26,7 +27,6 @@ from lastiterate.plot.style import (
     looks,
     styled,
 )
-from lastiterate.registry import ANALYSES, MAX_OVER_STEPS
 
 if TYPE_CHECKING:
     _Place = tuple[Literal["left", "right", "center"], int]  # alignment and offset of a text beside its point

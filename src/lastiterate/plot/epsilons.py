@@ -11,6 +11,7 @@ from lastiterate.auditing.evidence.audit_comparison import ComparedAudit, differ
 from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.common.types import Fields, Row, Value
 from lastiterate.formatting import caveat_of, per_cent, spell, spell_down, spell_exact, spell_up
+from lastiterate.labels import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, THRESHOLDS
 from lastiterate.plot.style import (
     FOUND,
     PREDICTION,
@@ -22,7 +23,6 @@ from lastiterate.plot.style import (
     styled,
     verdict_colour,
 )
-from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, THRESHOLDS
 
 # Bar rows: name and number are beside the bar in a wide picture, and above the bar in a narrow picture.
 

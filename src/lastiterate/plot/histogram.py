@@ -10,6 +10,7 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray, Row, among, number_in
 from lastiterate.formatting import spell
+from lastiterate.labels import THRESHOLDS
 from lastiterate.plot.style import (
     ATTACK,
     PREDICTION,
@@ -20,7 +21,6 @@ from lastiterate.plot.style import (
     panel_title,
     scale_of,
 )
-from lastiterate.registry import THRESHOLDS
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_result import AuditResult

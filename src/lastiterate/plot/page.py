@@ -14,11 +14,11 @@ from lastiterate.auditing.load_evidence import risk_words
 from lastiterate.common.atomic_write import write_whole
 from lastiterate.common.errors import BadArgument
 from lastiterate.formatting import caveat_of, describe, per_cent, spell, spell_exact, spell_up
+from lastiterate.labels import ANALYSES, METHODS, THRESHOLDS, VERDICTS
 from lastiterate.plot.audit_charts import PageChart, page_charts
 from lastiterate.plot.chart_file import check_target, render, scripts
 from lastiterate.plot.epsilons import spell_epsilon
 from lastiterate.plot.page_assets import STATIC, escape, for_script, html_page, strength_bar, tiles, verdict_box
-from lastiterate.registry import ANALYSES, METHODS, THRESHOLDS, VERDICTS
 
 _WIDE, _NARROW = 446, 330  # width of a picture in pixels, on a desktop (two side by side) and on a phone
 

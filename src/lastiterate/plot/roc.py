@@ -12,6 +12,7 @@ from lastiterate.auditing.evidence.audit_result import AuditResult
 from lastiterate.auditing.evidence.error_rates import upper_bound
 from lastiterate.common.types import FloatArray, IntArray, Row, number_in, text_in
 from lastiterate.formatting import per_cent, spell_exact, spell_up
+from lastiterate.labels import ANALYSES, COMPOSITION, LAST_ITERATE, METHODS
 from lastiterate.plot.epsilons import BarRow
 from lastiterate.plot.style import (
     BASELINE,
@@ -26,7 +27,6 @@ from lastiterate.plot.style import (
     looks,
     panel_title,
 )
-from lastiterate.registry import ANALYSES, COMPOSITION, LAST_ITERATE, METHODS
 
 _POINTS = {"last_iterate": 31, "composition": 16, "no_amplification": 31}  # composition is slow for few steps
 _TWO_COLUMNS = 400  # least width in pixels for two legend columns

@@ -10,6 +10,7 @@ from lastiterate.auditing.evidence.forecast import CHANCE
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import Row, Track, among, number_in, text_in
 from lastiterate.formatting import CAVEAT, caveat_of, describe, spell, spell_exact
+from lastiterate.labels import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE_BY_SIDE
 from lastiterate.plot.style import (
     alt,
     chart_of,
@@ -23,7 +24,6 @@ from lastiterate.plot.style import (
     looks,
     styled,
 )
-from lastiterate.registry import ANALYSES, LAST_ITERATE, METHODS, OWN_COIN, SIDE_BY_SIDE
 
 if TYPE_CHECKING:
     from lastiterate.auditing.evidence.audit_power import Power

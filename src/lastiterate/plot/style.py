@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from lastiterate.common.errors import MissingExtra, not_installed
 from lastiterate.common.types import Row, Value
 from lastiterate.formatting import spell_exact
-from lastiterate.registry import ANALYSES
+from lastiterate.labels import ANALYSES
 
 if TYPE_CHECKING:
     import altair

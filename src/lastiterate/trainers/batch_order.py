@@ -7,9 +7,9 @@ import numpy as np
 
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import IntArray
-from lastiterate.features import NO_OPTIMIZER, TRAINED, Support, require_supported
 from lastiterate.privacy.mixtures.law import epoch_length
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import NO_OPTIMIZER, TRAINED, Support, require_supported
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ from lastiterate.common.search import first_integer
 from lastiterate.common.types import Float32Array, FloatArray
 from lastiterate.common.validation import as_array, instance, integer, number, numbers
 from lastiterate.data import Dataset
-from lastiterate.features import (
+from lastiterate.privacy.convex.distances import Contraction
+from lastiterate.run import DPSGD
+from lastiterate.supported_runs import (
     AVERAGING,
     CORRELATED_NOISE,
     GROUPS,
@@ -32,8 +34,6 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.privacy.convex.distances import Contraction
-from lastiterate.run import DPSGD
 from lastiterate.training.models import (
     CNN,
     MLP,

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.types import BoolArray, IntArray, RealArray
 from lastiterate.common.validation import as_array, boolean, instance, integer, one_of, shape, told
-from lastiterate.features import TRAINER, require_supported
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import TRAINER, require_supported
 from lastiterate.trainers.adam_second_moment import LEAST_MODELS, SecondMoment, SecondMomentWatch
 from lastiterate.training.problem import Canary, Problem, flatten, sizes_of
 from lastiterate.training.trainer import OnIterate, TrainedChunk, Trainer, peak_bytes

@@ -25,9 +25,9 @@ from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import cache_folder, cores, kept_memory, process_peak_bytes
 from lastiterate.common.types import BoolArray, IntArray, RealArray
 from lastiterate.common.validation import boolean, function, instance, integer, number, told
-from lastiterate.features import TRAINER, require_supported
 from lastiterate.optimizer import is_adam
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import TRAINER, require_supported
 from lastiterate.training.problem import Canary, ExampleCanary, GradientCanary, Problem, same_structure
 from lastiterate.training.program import Inputs, Program, State, compile_program, describe_gradients
 from lastiterate.training.sampling import make_sampler, tight_block

@@ -16,8 +16,8 @@ from lastiterate.auditing.stores.audit_record import ABOUT
 from lastiterate.auditing.stores.store import Store
 from lastiterate.common.types import Fields, JsonObject
 from lastiterate.formatting import describe, printable, spell_exact
+from lastiterate.labels import ANALYSES
 from lastiterate.plot.style import ATTACK, BASELINE, GUARANTEE, PREDICTION, colour_of, dash_of, verdict_colour
-from lastiterate.registry import ANALYSES
 
 
 def summary(path: str) -> Fields:

@@ -22,8 +22,8 @@ from lastiterate.common.types import JsonObject, Row
 from lastiterate.common.validation import number, written_number
 from lastiterate.compare_analyses import Answer, Curves, ask, ask_all, noise_rows
 from lastiterate.formatting import describe, neighbours_of, spell_exact, spell_up
+from lastiterate.labels import ANALYSES
 from lastiterate.privacy.curve import PrivacyCurve, Target
-from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
 from lastiterate.web.form_fields import ASKED, NAMES, Reader, counting
 

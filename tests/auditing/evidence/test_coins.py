@@ -13,8 +13,8 @@ from lastiterate.attacks import OneRun
 from lastiterate.auditing.design import OneModel
 from lastiterate.auditing.evidence.estimate import estimate_or_zero
 from lastiterate.auditing.evidence.one_run.guesses import unfair_coins
+from lastiterate.labels import ONE_RUN_METHODS
 from lastiterate.plot.page import parts_of
-from lastiterate.registry import ONE_RUN_METHODS
 from lastiterate.training import problems
 from lastiterate.web.audit_answers import summary
 from tests.cli.conftest import Cli

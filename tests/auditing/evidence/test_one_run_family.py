@@ -14,8 +14,8 @@ from lastiterate.auditing.evidence.one_run.allowed_guesses import least_p_value,
 from lastiterate.auditing.evidence.one_run.one_run_power import allowed_by, best_guesses
 from lastiterate.auditing.evidence.score_signal import Kind
 from lastiterate.auditing.evidence.verdict import verdict_on
+from lastiterate.labels import METHODS
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.registry import METHODS
 
 AUDITS = 1000
 SPARSE, DENSE = li.DPSGD(100, 0.1, 0.94), li.DPSGD(4, 0.5, 0.8)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lastiterate.auditing.evidence.audit_result import AuditResult, three_numbers
 from lastiterate.compare_analyses import run_fields
 from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact
-from lastiterate.registry import CONSISTENT, METHODS, OWN_COIN, THRESHOLDS
+from lastiterate.labels import CONSISTENT, METHODS, OWN_COIN, THRESHOLDS
 from lastiterate.run import DPSGD
 
 

@@ -25,7 +25,11 @@ from lastiterate.auditing.evidence.verdict_strength import (
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.system import late
 from lastiterate.common.validation import boolean, integer, number, one_of
-from lastiterate.features import (
+from lastiterate.formatting import Table, describe, notes_on, per_cent, spell, spell_down, spell_exact, spell_up
+from lastiterate.labels import METHODS
+from lastiterate.privacy.analyses.calibrate import calibrate
+from lastiterate.run import DPSGD
+from lastiterate.supported_runs import (
     BALLS_IN_BINS,
     BASIC,
     COMBINATIONS,
@@ -36,10 +40,6 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.formatting import Table, describe, notes_on, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.privacy.analyses.calibrate import calibrate
-from lastiterate.registry import METHODS
-from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:
     from altair import LayerChart

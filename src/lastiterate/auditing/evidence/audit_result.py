@@ -21,7 +21,7 @@ from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import told
 from lastiterate.compare_analyses import Answer
 from lastiterate.formatting import Table, caveat_of, describe, per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.registry import (
+from lastiterate.labels import (
     ABOVE_HEURISTIC,
     ANALYSES,
     CONSISTENT,

@@ -17,10 +17,10 @@ from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import LEAST_NOISE, MOST_NOISE, number
 from lastiterate.compare_analyses import Answer
 from lastiterate.formatting import spell_exact, spell_up
+from lastiterate.labels import COMPOSITION
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.analyses.last_iterate import last_iterate
-from lastiterate.registry import COMPOSITION
 from lastiterate.run import DPSGD
 
 _SAME = 1.0 - 1e-6  # relative tolerance of an epsilon: noise is calibrated to a millionth

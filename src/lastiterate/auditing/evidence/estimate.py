@@ -31,7 +31,10 @@ from lastiterate.auditing.evidence.threshold import (
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number, one_of, shown
-from lastiterate.features import (
+from lastiterate.formatting import per_cent, spell, spell_down, spell_exact, spell_up
+from lastiterate.labels import METHODS, THRESHOLDS
+from lastiterate.run import DPSGD
+from lastiterate.supported_runs import (
     BALLS_IN_BINS,
     BASIC,
     COMBINATIONS,
@@ -42,9 +45,6 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.formatting import per_cent, spell, spell_down, spell_exact, spell_up
-from lastiterate.registry import METHODS, THRESHOLDS
-from lastiterate.run import DPSGD
 
 _ONE_RUN, _PAIRED = BASIC | {BALLS_IN_BINS, CORRELATED_NOISE, CORRELATED_ADAM}, LINEAR | {RELEASES} | COMBINATIONS
 

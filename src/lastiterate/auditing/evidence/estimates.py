@@ -42,9 +42,9 @@ from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import number, one_of, told
 from lastiterate.compare_analyses import Answer, ask_all
+from lastiterate.labels import COMPOSITION, CONVEX, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 from lastiterate.privacy.analyses.convex import convex
 from lastiterate.privacy.convex.distances import Contraction
-from lastiterate.registry import COMPOSITION, CONVEX, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 from lastiterate.run import DPSGD
 
 _RATIO = 1.1  # ratio of neighbouring ranks of simulated scores: about two hundred thresholds

@@ -27,11 +27,11 @@ from lastiterate.auditing.evidence.threshold import CHOOSING, predicted_threshol
 from lastiterate.common.search import bisect
 from lastiterate.common.types import BoolArray, FloatArray, IntArray
 from lastiterate.common.validation import LEAST_NOISE, MOST_NOISE
+from lastiterate.labels import FAMILIES, METHODS
 from lastiterate.privacy.analyses.calibrate import bracket_noise
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.registry import FAMILIES, METHODS
 from lastiterate.run import DPSGD
 
 CHANCE = 0.8  # the required power: the probability of a "detectable" epsilon, and of refuting a claim

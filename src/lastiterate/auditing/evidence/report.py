@@ -25,7 +25,7 @@ from lastiterate.auditing.evidence.verdict import verdict_on
 from lastiterate.common.types import BoolArray, FloatArray
 from lastiterate.compare_analyses import Answer, ask
 from lastiterate.formatting import per_cent, spell, spell_down, spell_up
-from lastiterate.registry import CONVEX, METHODS, THRESHOLDS
+from lastiterate.labels import CONVEX, METHODS, THRESHOLDS
 from lastiterate.run import DPSGD
 from lastiterate.trainers.adam_second_moment import SecondMoment
 

@@ -16,13 +16,13 @@ from scipy.special import ndtr, ndtri
 from lastiterate.attacks.attack import ExpectedScores, LikelihoodRatio, LinearScores
 from lastiterate.auditing.design import Design, OneModel
 from lastiterate.common.types import FloatArray
-from lastiterate.features import COMBINATIONS, LINEAR, Support, require_supported
 from lastiterate.formatting import spell
+from lastiterate.labels import ANALYSES
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.distributions import density, probability_below
 from lastiterate.privacy.mixtures.law import Law, law_of
-from lastiterate.registry import ANALYSES
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import COMBINATIONS, LINEAR, Support, require_supported
 
 _LEAST_SHARE = 0.1  # an attack failed if its signal is below this share of the expected signal (confidence _SURE)
 _SURE = 0.99

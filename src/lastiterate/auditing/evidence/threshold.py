@@ -20,7 +20,7 @@ from lastiterate.auditing.evidence.score_signal import IDEAL, linear_rates
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import number, one_of, told
-from lastiterate.registry import FAMILIES, THRESHOLDS, VALIDITIES
+from lastiterate.labels import FAMILIES, THRESHOLDS, VALIDITIES
 from lastiterate.run import DPSGD
 
 _FINE_RATIO = 1.005  # ratio of neighbouring ranks, where more thresholds cost only time

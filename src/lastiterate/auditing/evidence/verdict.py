@@ -17,7 +17,7 @@ from lastiterate.auditing.evidence.threshold import OTHER_WAY, deciding
 from lastiterate.auditing.evidence.verdict_strength import HALF, Strength, strength_of
 from lastiterate.common.types import FloatArray
 from lastiterate.formatting import per_cent, spell, spell_down, spell_up
-from lastiterate.registry import ABOVE_HEURISTIC, COMPOSITION, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
+from lastiterate.labels import ABOVE_HEURISTIC, COMPOSITION, CONSISTENT, INCONCLUSIVE, METHODS, OWN_COIN, VIOLATION
 from lastiterate.run import DPSGD
 
 _PREDICTION = {

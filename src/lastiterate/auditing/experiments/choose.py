@@ -16,8 +16,8 @@ from lastiterate.common.progress import TrainingProgress
 from lastiterate.common.system import process_peak_bytes
 from lastiterate.common.types import BoolArray, IntArray, IntegerArray, NumberArray
 from lastiterate.common.validation import as_array, instance, integer, told
-from lastiterate.features import require_supported
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import require_supported
 
 _CHUNK = 65_536  # number of scores that are drawn at once
 _SECONDS_A_DRAW = 1e-6

@@ -28,12 +28,12 @@ from lastiterate.common.types import FloatArray, Row, Track
 from lastiterate.common.validation import number, one_of
 from lastiterate.compare_analyses import Answer
 from lastiterate.formatting import spell
+from lastiterate.labels import METHODS
 from lastiterate.paper.counterexamples import setting as shared
 from lastiterate.paper.counterexamples.setting import Case, Encoding, Probe, Setting, last_iterate_scores, require_plain
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures.distributions import DiscretePair
-from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:

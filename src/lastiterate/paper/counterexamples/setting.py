@@ -11,11 +11,11 @@ from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, Row
 from lastiterate.common.validation import integer, number
 from lastiterate.compare_analyses import Answer, ask
-from lastiterate.features import Support, require_supported
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.calibrate import calibrate
 from lastiterate.privacy.analyses.composition import composition
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import Support, require_supported
 
 if TYPE_CHECKING:
     from lastiterate.attacks.attack import Attack

@@ -23,11 +23,11 @@ import numpy as np
 from scipy.optimize import minimize
 
 from lastiterate.common.types import FloatArray, Track
-from lastiterate.features import BASIC, NOISE_MULTIPLIERS, SAMPLE_RATES, SHUFFLED, Support, require_supported
 from lastiterate.optimizer import SGD
 from lastiterate.privacy.analyses.last_iterate import last_iterate
 from lastiterate.privacy.analyses.max_over_steps import max_over_steps
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import BASIC, NOISE_MULTIPLIERS, SAMPLE_RATES, SHUFFLED, Support, require_supported
 
 # Search: the highest point of a function with several peaks, on the unit interval or square.
 

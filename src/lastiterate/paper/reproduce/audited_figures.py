@@ -16,9 +16,9 @@ import lastiterate as li
 from lastiterate.common.types import Row, Track, among, number_in, text_in
 from lastiterate.compare_analyses import answer_fields
 from lastiterate.formatting import CAVEAT, per_cent, spell, spell_up
+from lastiterate.labels import ANALYSES, METHODS
 from lastiterate.plot import style
 from lastiterate.plot.style import FOUND, alt, chart_of, colour_of, layered
-from lastiterate.registry import ANALYSES, METHODS
 from lastiterate.run import DPSGD
 
 if TYPE_CHECKING:

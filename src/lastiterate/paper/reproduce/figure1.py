@@ -12,10 +12,10 @@ import numpy as np
 import lastiterate as li
 from lastiterate.common.types import Row, Track, among, number_in
 from lastiterate.formatting import CAVEAT, spell
+from lastiterate.labels import ANALYSES, SIDE_BY_SIDE
 from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce.audited_figures import HEURISTIC_NOTE, Audits
 from lastiterate.plot.style import alt, chart_of, epsilon_y, log_x, long, looks, styled
-from lastiterate.registry import ANALYSES, SIDE_BY_SIDE
 
 DELTA = 1e-6  # from the figure's caption
 EPOCHS, TOTAL_VARIANCE = 10.0, 100.0  # panel a: T q and T sigma^2

@@ -12,13 +12,13 @@ import lastiterate as li
 from lastiterate.common.types import Row, Track, among, number_in, text_in
 from lastiterate.compare_analyses import answer_fields
 from lastiterate.formatting import CAVEAT, per_cent, spell
+from lastiterate.labels import ANALYSES
 from lastiterate.paper.counterexamples.malicious import find_epsilon
 from lastiterate.paper.counterexamples.setting import STANDARD, Encoding, Setting
 from lastiterate.paper.reproduce import Scale
 from lastiterate.paper.reproduce.audited_figures import CONFIDENCE, DELTA, HEURISTIC_NOTE, Audits
 from lastiterate.plot import style
 from lastiterate.plot.style import FOUND, alt, chart_of, colour_of
-from lastiterate.registry import ANALYSES
 
 TITLE = f"Figure 6: a malicious data set; epsilon at delta {spell(DELTA)}"
 TAKES = ("store", "models", "engine")

@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 
-from lastiterate.features import require_supported, reveals_every_step
 from lastiterate.privacy.analyses.composition import EstimatedPair, pair_of_all_iterates
 from lastiterate.privacy.curve import Pair
 from lastiterate.privacy.losses.gaussian_mixture import Mixture
@@ -16,6 +15,7 @@ from lastiterate.privacy.losses.step_loss import Loss
 from lastiterate.privacy.mixtures.law import BLOCKS, Law, law_of, released_laws
 from lastiterate.privacy.mixtures.pairs import TOO_LITTLE_NOISE, NothingPair, pair_of, replaced_pair_of
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import require_supported, reveals_every_step
 
 # Cumulant of the privacy loss: one term for each block between released iterates.
 

@@ -16,18 +16,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from lastiterate.common.types import Floats
-from lastiterate.features import (
-    CHECKPOINTS_OF_MEMORY,
-    CORRELATED_ADAM,
-    CORRELATED_RELEASES,
-    FIXED,
-    IN_BINS,
-    LINEAR,
-    RELEASES,
-    SHUFFLED,
-    Support,
-    require_supported,
-)
 from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.analyses.no_amplification import (
     TOLD_NOTHING,
@@ -45,6 +33,18 @@ from lastiterate.privacy.mixtures.law import Law, law_of
 from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of, replaced_pair_of
 from lastiterate.run import DPSGD, require_run
+from lastiterate.supported_runs import (
+    CHECKPOINTS_OF_MEMORY,
+    CORRELATED_ADAM,
+    CORRELATED_RELEASES,
+    FIXED,
+    IN_BINS,
+    LINEAR,
+    RELEASES,
+    SHUFFLED,
+    Support,
+    require_supported,
+)
 
 if TYPE_CHECKING:
     from lastiterate.privacy.losses.epoch_loss import EpochCumulant

@@ -13,7 +13,16 @@ import numpy as np
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import Floats
 from lastiterate.common.validation import number
-from lastiterate.features import (
+from lastiterate.privacy.analyses.composition import composition
+from lastiterate.privacy.convex.distances import Contraction, geometric_sum
+from lastiterate.privacy.convex.windows import FEW_LINES, ConvexPair
+from lastiterate.privacy.curve import Pair, PrivacyCurve
+from lastiterate.privacy.gaussian_dp import find_mu, find_mu_bracket
+from lastiterate.privacy.mixtures.law import Law
+from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
+from lastiterate.privacy.mixtures.solve import each
+from lastiterate.run import DPSGD, require_run
+from lastiterate.supported_runs import (
     CORRELATED_NOISE,
     GROUPS,
     MOMENTUM,
@@ -24,15 +33,6 @@ from lastiterate.features import (
     Support,
     require_supported,
 )
-from lastiterate.privacy.analyses.composition import composition
-from lastiterate.privacy.convex.distances import Contraction, geometric_sum
-from lastiterate.privacy.convex.windows import FEW_LINES, ConvexPair
-from lastiterate.privacy.curve import Pair, PrivacyCurve
-from lastiterate.privacy.gaussian_dp import find_mu, find_mu_bracket
-from lastiterate.privacy.mixtures.law import Law
-from lastiterate.privacy.mixtures.pairs import NothingPair, pair_of
-from lastiterate.privacy.mixtures.solve import each
-from lastiterate.run import DPSGD, require_run
 
 _TURNS = 3  # number of iterations; after an odd number epsilon is not too low
 _ROUNDING = 1e-12  # tolerance for the rounding error of a contraction

@@ -17,7 +17,6 @@ import numpy as np
 
 from lastiterate.common.types import FloatArray, Floats
 from lastiterate.common.validation import PerStep, cut
-from lastiterate.features import LINEAR, RELEASES, REPLACEMENT, Support, require_supported
 from lastiterate.privacy.curve import Pair, PrivacyCurve
 from lastiterate.privacy.mixtures import mixture
 from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
@@ -27,6 +26,7 @@ from lastiterate.privacy.mixtures.mixture import Kernel
 from lastiterate.privacy.mixtures.pairs import each_row, highest_epsilon, lowest_epsilon, pair_of
 from lastiterate.privacy.mixtures.solve import each
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import LINEAR, RELEASES, REPLACEMENT, Support, require_supported
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr, xlog1py, xlogy
 
 from lastiterate.common.types import FloatArray, Floats
-from lastiterate.features import COMBINATIONS, LINEAR, RELEASES, Support, require_supported
 from lastiterate.privacy.analyses.correlated import correlated_pair, without_filter
 from lastiterate.privacy.curve import PrivacyCurve
 from lastiterate.privacy.mixtures import support as binomial
@@ -22,6 +21,7 @@ from lastiterate.privacy.mixtures.law import epoch_length, participation_rate
 from lastiterate.privacy.mixtures.mixture import SinglePair
 from lastiterate.privacy.mixtures.solve import Side, a_little_less, invert, solve
 from lastiterate.run import DPSGD
+from lastiterate.supported_runs import COMBINATIONS, LINEAR, RELEASES, Support, require_supported
 
 _MOST_COUNTS = 20_000
 _ONE = np.float64(1.0)

@@ -18,7 +18,9 @@ from scipy.special import betainc
 from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import FloatArray, IntArray
 from lastiterate.common.validation import PerStep
-from lastiterate.features import (
+from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
+from lastiterate.run import DPSGD
+from lastiterate.supported_runs import (
     CHECKPOINTS_INSIDE_EPOCHS,
     CHECKPOINTS_OF_MEMORY,
     COMBINATIONS,
@@ -32,8 +34,6 @@ from lastiterate.features import (
     require_supported,
     reveals_every_step,
 )
-from lastiterate.privacy.mixtures.correlated_noise import filtered_noise
-from lastiterate.run import DPSGD
 
 _no_terms = partial(np.empty, 0)
 

@@ -25,8 +25,8 @@ from lastiterate.common.errors import BadArgument
 from lastiterate.common.types import Floats, IntArray
 from lastiterate.common.validation import told
 from lastiterate.formatting import spell
+from lastiterate.labels import COMPOSITION, METHODS
 from lastiterate.privacy.mixtures.solve import invert
-from lastiterate.registry import COMPOSITION, METHODS
 from lastiterate.run import DPSGD
 
 _SHARE = 0.25  # default share of guessed canaries: the top eighth as "in", the bottom eighth as "out"

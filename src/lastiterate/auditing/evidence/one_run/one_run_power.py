@@ -21,8 +21,8 @@ from lastiterate.auditing.evidence.score_signal import guarantee_of, score_below
 from lastiterate.common.search import first_integer
 from lastiterate.common.types import FloatArray
 from lastiterate.common.validation import integer, number
+from lastiterate.labels import METHODS
 from lastiterate.privacy.mixtures.law import law_of
-from lastiterate.registry import METHODS
 from lastiterate.run import DPSGD
 
 _RATIO = 1.2  # ratio of neighbouring numbers of guesses, or of canaries, that are tried

@@ -11,10 +11,10 @@ from lastiterate.attacks import Adversarial, AllIterates, GradientSpace, OneRun
 from lastiterate.attacks.released_iterates import log_likelihood_ratio, noise_unit
 from lastiterate.auditing.evidence.score_signal import expected_signal, score_below
 from lastiterate.compare_analyses import support_matrix
-from lastiterate.features import BASIC, FEATURES, LINEAR, TRAINED, Support, require_supported
+from lastiterate.labels import ANALYSES
 from lastiterate.paper.counterexamples.setting import require_plain
 from lastiterate.paper.counterexamples.worst import worst
-from lastiterate.registry import ANALYSES
+from lastiterate.supported_runs import BASIC, FEATURES, LINEAR, TRAINED, Support, require_supported
 from lastiterate.trainers.batch_order import batch_order
 from lastiterate.training import Trainer, problems, train
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal, cast
 from lastiterate.optimizer import APPROXIMATION
 
 if TYPE_CHECKING:
-    from lastiterate.features import Support
     from lastiterate.privacy.curve import PrivacyCurve
     from lastiterate.run import DPSGD
+    from lastiterate.supported_runs import Support
 
 
 _HOMES = {"full_batch": "last_iterate"}  # modules of analyses that are not named like their module

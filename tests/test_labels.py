@@ -3,7 +3,7 @@
 import pytest
 
 import lastiterate as li
-from lastiterate.registry import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
+from lastiterate.labels import ANALYSES, FAMILIES, METHODS, ONE_RUN_METHODS, PAIRED_METHODS
 
 SMALL = li.DPSGD(2, 0.5, 1.0)
 
