@@ -1,4 +1,4 @@
-"""Ten more faults, after public reports on other libraries. They were written down before any check of them was run."""
+"""Ten more faults, half of them after public reports on other libraries, written before any check of them was run."""
 
 import jax
 import numpy as np
