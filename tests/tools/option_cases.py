@@ -204,7 +204,7 @@ def cases(seed: int) -> Iterator[list[str]]:
 def _case(rng: random.Random, option: Option, siblings: list[Option]) -> list[str]:
     """A command that works, with this option set to something, and perhaps others."""
     arguments = rng.choice(BASES.get(option.command) or [_required(rng, siblings)]).split()
-    also = rng.sample(siblings, rng.choice([0, 0, 0, 1, 1, 2]))
+    also = rng.sample(siblings, min(len(siblings), rng.choice([0, 0, 0, 1, 1, 2])))
     for each in [option, *also]:
         bad = rng.random() < (0.75 if each is option else 0.25)
         arguments = _with(rng, arguments, each, rng.choice(_bad(each) if bad else good_values(each)))

@@ -50,8 +50,8 @@ class OneRun:
     def __post_init__(self) -> None:
         one_of("canary", self.canary, ("gradient", "mislabelled"))
         number("norm", self.norm, 0.0, open_low=True)
-        if self.references != 0:
-            integer("references", self.references, 2)
+        if integer("references", self.references, 0) == 1:
+            raise ValueError("references must be 0 or at least 2, got 1")
         integer("seed", self.seed, 0)
 
     def most_canaries(self, problem: Problem) -> int:

@@ -54,8 +54,8 @@ class OneRunTokens:
     def __post_init__(self) -> None:
         one_of("score", self.score, get_args(Where))
         integer("length", self.length, 2)
-        if self.references != 0:
-            integer("references", self.references, 2)
+        if integer("references", self.references, 0) == 1:
+            raise ValueError("references must be 0 or at least 2, got 1")
         integer("seed", self.seed, 0)
         one_of("canary", self.canary, ("tokens", "sampled"))
 

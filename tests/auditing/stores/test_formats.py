@@ -14,7 +14,7 @@ from lastiterate.auditing.stores.audit_record import ScoredTrials
 from lastiterate.auditing.stores.serialization import APPLICATION, FORMAT, FORMER, Contents, Former
 from lastiterate.auditing.stores.store import Store
 from tests.auditing.stores.helpers import contents
-from tests.tools.malformed import MODELS, RUN, train, unfinished
+from tests.tools.malformed import MODELS, RUN, finished, train
 
 SCHEMA = "CREATE TABLE one (value TEXT);"  # of an imaginary earlier format: all in one value
 
@@ -30,7 +30,7 @@ def former(tmp_path, monkeypatch):
         return Contents(values, (replace(trials, versions={}),))
 
     monkeypatch.setitem(FORMER, 0, Former(SCHEMA, read_former))
-    path = unfinished(tmp_path / "s.sqlite")
+    path = finished(tmp_path / "s.sqlite", 9)
     with closing(sqlite3.connect(path)) as database:
         values = dict(database.execute("SELECT name, value FROM audit").fetchall())
         rows = database.execute("SELECT model, world, score FROM trials").fetchall()
@@ -59,7 +59,7 @@ def test_a_store_of_a_registered_former_format_is_read_unchanged_and_rewritten_w
 
 
 def test_going_on_with_other_versions_is_remarked(tmp_path, capsys, monkeypatch):
-    path = unfinished(tmp_path / "s.sqlite")
+    path = finished(tmp_path / "s.sqlite", 9)
     capsys.readouterr()
     now = {**versions(), "numpy": "9.9"}
     monkeypatch.setattr("lastiterate.auditing.run_audit.versions", lambda: now)
