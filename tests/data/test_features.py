@@ -31,15 +31,6 @@ def test_features_beyond_the_bound_are_scaled_down_and_others_stay():
     np.testing.assert_array_equal(found[norms <= 15.0], FEATURES[norms <= 15.0].astype(np.float32))
 
 
-def test_bytes_stay_bytes_within_the_bound():
-    x = GENERATOR.integers(0, 256, (120, 8), dtype=np.uint8)
-    found = features(x, norm=1.5).x_train
-    norms = np.linalg.norm(x / 255.0, axis=1)
-    assert found.dtype == np.uint8
-    assert np.linalg.norm(found / 255.0, axis=1).max() <= 1.5
-    np.testing.assert_array_equal(found[norms <= 1.5], x[norms <= 1.5])
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_models_see_features_of_norm_at_most_one(dtype):
     x = GENERATOR.integers(0, 256, (120, 8)).astype(dtype)

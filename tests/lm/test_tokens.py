@@ -10,7 +10,7 @@ from lastiterate.lm.tokens import encode, pad, unseen_tokens
 from tests.lm.conftest import SPECIAL, SPOKEN, UNSPOKEN
 
 NUMBERS = {word: number for number, word in enumerate([*SPECIAL, *SPOKEN, *UNSPOKEN])}
-BEGIN, LINE = NUMBERS["<bos>"], NUMBERS["\n"]
+LINE = NUMBERS["\n"]
 
 
 def numbers(*words):

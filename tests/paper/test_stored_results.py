@@ -1,5 +1,4 @@
-"""Tables of docs/results.md are recomputed from the scores in docs/results. `python -m tests.paper.test_stored_results`
-prints them."""
+"""Tables of docs/results.md follow from stored scores. `python -m tests.paper.test_stored_results` prints them."""
 
 from pathlib import Path
 
@@ -14,14 +13,12 @@ from lastiterate.plot.chart_file import save
 from tests.paper.reproduce.conftest import values
 
 DOCS = Path(__file__).parents[2] / "docs"
-QUESTION = Question(DELTA, CONFIDENCE, methods=[METHOD])
-HEAD = "| scores | canary | steps | noise | guaranteed | predicted | found | models per world | signal | accuracy |\n"
 FILES = sorted((DOCS / "results").glob("*.sqlite"))
 
 
 def row(path):
     labels = {"training": path.stem.rpartition("-")[0], "canary": path.stem.rpartition("-")[2]}
-    return row_of(load_evidence.read(path, QUESTION), labels, "accuracy")
+    return row_of(load_evidence.read(path, Question(DELTA, CONFIDENCE, [METHOD])), labels, "accuracy")
 
 
 def line(path):
@@ -35,12 +32,8 @@ def line(path):
 
 
 def batch_sizes():
-    sizes = (256, 512, 4096)
-    return [{**row(DOCS / "results" / f"cifar10-features-{size}-quiet.sqlite"), "batch_size": size} for size in sizes]
-
-
-def picture():
-    return table2.chart(batch_sizes())
+    paths = {size: DOCS / "results" / f"cifar10-features-{size}-quiet.sqlite" for size in (256, 512, 4096)}
+    return [{**row(path), "batch_size": size} for size, path in paths.items()]
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
@@ -49,18 +42,15 @@ def test_the_page_shows_what_the_scores_say(path):
 
 
 def test_nothing_that_was_found_exceeds_the_prediction():
-    assert FILES
     assert all(found["empirical"] < found["last_iterate"] for found in map(row, FILES))
 
 
 def test_the_picture_of_batch_sizes_is_drawn_from_the_scores():
-    panel = picture().to_dict()["hconcat"][0]
+    panel = table2.chart(batch_sizes()).to_dict()["hconcat"][0]
     assert panel["title"]["subtitle"] == "composition, up to 201, leaves the picture"
     assert [each["epsilon"] for each in values(panel["layer"][1])] == [row["empirical"] for row in batch_sizes()]
 
 
 if __name__ == "__main__":
-    print(HEAD + "|---" * 10 + "|")
-    for each in FILES:
-        print(line(each))
-    save(picture(), DOCS / "pictures" / "cifar10-features.png")
+    print("\n".join(map(line, FILES)))
+    save(table2.chart(batch_sizes()), DOCS / "pictures" / "cifar10-features.png")

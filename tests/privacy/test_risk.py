@@ -59,7 +59,7 @@ def test_the_polygon_gives_the_mu_that_the_mixture_has_in_closed_form(run):
     assert lower * (1.0 - 1e-9) <= exact <= upper * (1.0 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 3000), st.floats(-3.0, 0.0), st.floats(-0.3, 1.0), st.sampled_from([1e-10, 1e-4]))
 def test_mu_falls_with_noise_and_the_guarantee_is_above_the_prediction(steps, log_rate, log_noise, smallest):
     run = li.DPSGD(steps, 10.0**log_rate, 10.0**log_noise)
@@ -101,8 +101,8 @@ def test_risk_and_mu_agree_with_the_privacy_profiles_of_dp_accounting():
 def test_regret_is_the_distance_of_the_curves_along_the_diagonal():
     curve = li.composition(li.DPSGD(100, 0.01, 0.7))
     mu, regret = curve.mu(), curve.regret()
-    epsilons = np.linspace(0.0, 6.0, 200)[:, None]
-    delta, factor = np.asarray(curve.delta(epsilons.ravel()))[:, None], np.exp(epsilons)
+    epsilons = np.linspace(0.0, 1.8, 10)  # the distance is largest where epsilon 0 bounds the curve
+    delta, factor = np.asarray(curve.delta(epsilons))[:, None], np.exp(epsilons)[:, None]
     fpr = np.linspace(1e-4, 0.9, 400)
 
     def missed(fpr):  # the smaller curve of both directions
